@@ -170,14 +170,12 @@ def _read_collection(place: Place) -> State:
 
 def _read_faiss(place: Place) -> State:
     """The rows, and what FAISS finds; without an index of FAISS, the rows alone."""
-    from conjoin.retrieval import FaissIndex
+    from conjoin.retrieval import open_collection
 
-    state = _read_collection(place)
-    try:
-        index = FaissIndex.open(place.out)
-    except FileNotFoundError:
+    state, collection = _read_collection(place), open_collection(place.out)
+    if getattr(collection, "faiss", None) is None:
         return state
-    return {**state, "found by FAISS": _found(index.search(_queries(index.dimension), 10))}
+    return {**state, "found by FAISS": _found(collection.search(_queries(collection.dimension), 10))}
 
 
 def _found(result: Any) -> str:  # noqa: ANN401
@@ -193,10 +191,13 @@ def _queries(dimension: int) -> Any:  # noqa: ANN401
 
 
 def _read_mined(place: Place) -> State:
+    import pyarrow.parquet as pq
+
     from conjoin.retrieval import load_mined
 
-    mined = load_mined(place.out)
-    return {anchor: repr((mined[anchor], mined.findings(anchor))) for anchor in mined}
+    load_mined(place.out)
+    rows = pq.read_table(place.out / "negatives.parquet").to_pylist()
+    return {row["id"]: repr((row["negatives"], row["found_by"])) for row in rows}
 
 
 def _read_repository(place: Place) -> State:

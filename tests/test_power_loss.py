@@ -7,14 +7,15 @@ import copy
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from conjoin.evaluation.results import Results
 from conjoin.hub import export, load_model
-from conjoin.retrieval import faiss_index
+from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.mining.negatives import write_mined
-from conjoin.storage import check_checksums, checksummed_path, publish_folder, write_text
+from conjoin.storage import checksummed_path, publish_folder, write_text
 from power_loss import Disk, write_tree
 from tiny_caches import Cache, read_mined
 
@@ -74,14 +75,15 @@ def make_faiss(folder, number, model):
     faiss = pytest.importorskip("faiss")
     index = faiss.IndexFlatIP(2)
     index.add(np.full((3, 2), number, np.float32))
-    settings = {"version": number, "factory": "Flat", "probes": 1, "recall@10": 1.0}
-    faiss_index._write(faiss, folder / "faiss", index, np.arange(3), settings)
+    settings = {"version": 1, "factory": "Flat", "probes": number, "recall@10": 1.0}
+    FaissIndex(index, pa.array(["a", "b", "c"]), np.arange(3), settings).write(folder)
 
 
 def read_faiss(folder):
-    settings = faiss_index._settings(folder / "faiss")
-    check_checksums(folder / "faiss", "make it")
-    return settings, *((folder / "faiss" / name).read_bytes() for name in (faiss_index._INDEX, faiss_index._ROWS))
+    index = FaissIndex.open(folder, 1)
+    if index is None:
+        raise FileNotFoundError("no index")
+    return index.settings, index.index.reconstruct_n(0, 3).tolist(), index.ids.to_pylist()
 
 
 KINDS = {  # what writes, what reads, whether the old state is there until the new one is

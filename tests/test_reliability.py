@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 
-from conjoin.retrieval import Collection, FaissIndex, Miner, encode_collection, mine_hard_negatives
+from conjoin.retrieval import Collection, Miner, encode_collection, mine_hard_negatives, open_collection
 from tiny_caches import Cache, read_mined
 from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
@@ -42,7 +42,7 @@ def index(out):
 
 
 def faiss(out):
-    FaissIndex.build(out, "Flat")
+    Collection.open(out).index_faiss("Flat")
 
 
 def mine(out):
@@ -66,11 +66,8 @@ def read_index(out):
 
 
 def read_faiss(out):
-    rows = state(out)
-    try:
-        return rows, FaissIndex.open(out).search(tiny_encoder().encode(["a", "b"]), 9).ids
-    except FileNotFoundError:
-        return rows, None
+    collection = open_collection(out)
+    return state(out), collection.search(tiny_encoder().encode(["a", "b"]), 9).ids, collection.faiss is None
 
 
 def read_cache(out):

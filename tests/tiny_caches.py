@@ -1,5 +1,7 @@
 """A cache of rows and mined negatives, as tests read and damage them."""
 
+import pyarrow.parquet as pq
+
 from conjoin.retrieval import load_mined
 from conjoin.storage import RowCache
 
@@ -11,4 +13,4 @@ class Cache(RowCache):
 
 def read_mined(folder):
     mined = load_mined(folder)
-    return [(anchor, mined[anchor], mined.findings(anchor)) for anchor in mined]
+    return [*mined.items()], pq.read_table(folder / "negatives.parquet").to_pylist()

@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import pyarrow.parquet as pq
 import pytest
 
 from conjoin.retrieval import load_encoder, load_mined
@@ -23,8 +24,9 @@ def test_mine(model, data, tmp_path, capsys):
     assert list(mined) == list(COLOURS)
     for colour, negatives in mined.items():
         assert 2 <= len(negatives) <= 4 and colour not in negatives
-        metrics = {finding.miner for found in mined.findings(colour).values() for finding in found}
-        assert metrics == {"texts", "pairs"}
+    found_by = pq.read_table(out / "negatives.parquet")["found_by"].to_pylist()
+    for row in found_by:
+        assert {finding["miner"] for found in row for finding in found} == {"texts", "pairs"}
 
 
 @pytest.mark.parametrize(

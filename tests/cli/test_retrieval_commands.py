@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.retrieval import Collection, ItemEncoder
+from conjoin.retrieval import Collection, load_encoder
 from conjoin.retrieval.collection_table import open_table, publish, read_metadata, write_metadata
 from tiny_commands import COLOURS, conjoin, write_rows
 
@@ -67,7 +67,7 @@ def test_text_and_composed_queries_as_json(built, data, model, search):
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
     assert [hit["rank"] for hit in found["results"]] == list(range(1, 8))
     query = {"image": str(data / "red.png"), "text": "a blue square"}
-    expected = Collection.open(built).search(ItemEncoder.from_pretrained(model).encode([query]), 2)
+    expected = Collection.open(built).search(load_encoder(model).encode([query]), 2)
     found = search("--text", "a blue square", "--model", model, "-k", 2, collection=built, image="red")
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
 

@@ -83,7 +83,7 @@ def test_a_download_is_a_collection(hub, api, folder, tmp_path):
         (tmp_path / "download" / name).write_bytes(content)
     copy = open_collection(tmp_path / "download")
     copy.verify()
-    assert copy.rows(["row 3"]) == [{"text": "thing 3", "image": "3.png", "price": 3}]
+    assert copy.rows(["row 3"]) == [{"id": "row 3", "text": "thing 3", "image": "3.png", "price": 3}]
 
 
 def test_another_is_replaced_only_when_told_and_whole(hub, api, folder, tmp_path):

@@ -169,6 +169,36 @@ class TestWords:
         np.testing.assert_allclose(scores[0], sorted(expected.values(), reverse=True), rtol=1e-6)
         assert collection.search(QUERIES[:1], 3, text="0815").ids == [found[:3]]
 
+    @pytest.mark.parametrize("most", [0, 10_000])
+    def test_words_of_any_script_codes_and_typos(self, most, tmp_path, warnings, monkeypatch):
+        """Few rows are searched by runs of letters, more by whole words."""
+        monkeypatch.setattr("conjoin.retrieval.collection_table.MOST_MISTYPED", most)
+        code = "0123456789abcdef" * 3
+        texts = [
+            "红色的苹果放在桌子上",
+            "赤いリンゴがテーブルの上にある",
+            f"part {code} valve",
+            "a 🎁",
+            "wooden chair",
+        ]
+        rows = [{"id": f"{n}", "text": f"{n} {text}"} for n, text in enumerate(texts)]
+        collection = encode_collection(rows, lookup_encoder(unit(5, 8)), tmp_path)
+        words = ["苹果", "リンゴ", code, "WOODEN", *(["🎁", "wodoen", "wooen"] if most else [])]
+        for text, right in zip(words, "0124344", strict=False):
+            ids = collection.search(unit(5, 8)[[(int(right) + 1) % 5]], 2, text=text, exact=True).ids[0]
+            assert right in ids, text
+        assert warnings() == ""
+        assert collection.search(unit(5, 8)[:1], 1, text="ωψ").ids == [["0"]]
+        assert "no row of" in warnings() and "has the words 'ωψ'" in warnings()
+
+    def test_with_words_exact_stays_exact(self, tmp_path):
+        vectors = unit(COUNT, WIDTH)
+        collection = made(tmp_path, vectors)
+        collection.index("ivf_pq", probes=1, refine=1)
+        right = naive(vectors, QUERIES, 100)[0]
+        found = collection.search(QUERIES, 100, text="zzz", exact=True).ids
+        assert found == right != collection.search(QUERIES, 100, text="zzz").ids
+
     def test_a_text_for_each_query_and_a_condition(self, worded):
         collection, _ = worded
         found = collection.search(QUERIES[:2], 5, text=["0815", "river"], where="n < 20")
@@ -196,6 +226,17 @@ class TestWords:
             collection.search(unit(1, 8), 1, text="word")
 
 
+def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
+    for name, value in (("AWS_ENDPOINT", "http://127.0.0.1:9"), ("AWS_ALLOW_HTTP", "true"), ("AWS_REGION", "a"),
+                        ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
+                        ("OBJECT_STORE_CLIENT_MAX_RETRIES", "0")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ConnectionError, match=r"'s3://bucket/it' cannot be read: .*check the address, the network and"
+    ):
+        Collection.open("s3://bucket/it")
+
+
 class TestRows:
     def test_vectors_and_rows_in_any_order(self, folder, monkeypatch):
         collection = Collection.open(folder)
@@ -203,8 +244,8 @@ class TestRows:
         places = [1999, 0, 3, 3, 1234]
         ids = [f"doc/{place:05d}" for place in places]
         np.testing.assert_array_equal(collection.vectors(ids), VECTORS[places])
-        expected = [{"text": str(n)} | {name: value for name, value in kept(n).items() if value is not None}
-                    for n in places]  # fmt: skip
+        known = [{name: value for name, value in kept(n).items() if value is not None} for n in places]
+        expected = [{"id": id_, "text": str(n), **each} for id_, n, each in zip(ids, places, known, strict=True)]
         assert collection.rows(ids) == expected
         np.testing.assert_array_equal(collection.vectors(collection.ids[::-1]), VECTORS[::-1])
         assert len(collection.rows(collection.ids)) == COUNT

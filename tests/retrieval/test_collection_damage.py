@@ -3,10 +3,11 @@
 import random
 import shutil
 
-import numpy as np
 import pytest
 
-from conjoin.retrieval import Collection, FaissIndex, encode_collection, open_collection
+from conjoin.retrieval import Collection, encode_collection, open_collection
+from conjoin.retrieval.collection_table import published_at
+from conjoin.storage import DamagedError
 from damage import wrong_after_damage
 from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made, state
 
@@ -140,7 +141,7 @@ def test_a_writer_does_not_hide_damage(whole, tmp_path):
             lambda folder=folder: encode_collection(lookup_rows(300), encoder, folder, sync=True),
             lambda collection=collection: collection.remove([collection.ids[0]]),
             lambda collection=collection: collection.index(None),
-            lambda folder=folder: FaissIndex.build(folder),
+            lambda folder=folder: Collection.open(folder).index_faiss(),
         ):
             with pytest.raises(ValueError, match=rf"{broken.name}' is truncated or damaged: it differs from its"):
                 use()
@@ -177,36 +178,26 @@ class TestFaiss:
         pytest.importorskip("faiss")
         folder = tmp_path / "it"
         made(folder, VECTORS, kept)
-        FaissIndex.build(folder, factory, probes=100)
-
-        def read(folder):
-            found = FaissIndex.open(folder).search(QUERIES, 7)
-            return found.ids, found.scores.tolist()
+        Collection.open(folder).index_faiss(factory, probes=100)
 
         def read_any(folder):
             found = open_collection(folder).search(QUERIES, 7)
             return found.ids, found.scores.round(5).tolist()
 
-        wrong = []
-        for reader in (read, read_any):
-            right, noticed = reader(folder), 0
-            for path in sorted((folder / "faiss").iterdir()):
-                found, count, _ = damaged(folder, f"faiss/{path.name}", reader, right)
-                wrong, noticed = wrong + found, noticed + count
-            assert noticed >= 12
-            assert reader(folder) == right
+        wrong, right, noticed = [], read_any(folder), 0
+        for path in sorted((folder / "faiss").iterdir()):
+            found, count, _ = damaged(folder, f"faiss/{path.name}", read_any, right)
+            wrong, noticed = wrong + found, noticed + count
+        assert noticed >= 12 and read_any(folder) == right
         assert not wrong, "\n".join(wrong)
-        np.testing.assert_allclose(FaissIndex.open(folder).vectors(), VECTORS)
 
-    def test_any_damage_of_its_settings(self, tmp_path):
+    def test_a_damaged_tag_beside_an_index_is_an_error_that_names_the_collection(self, tmp_path):
         pytest.importorskip("faiss")
         made(tmp_path, VECTORS[:50])
-        FaissIndex.build(tmp_path, "Flat")
-        path = tmp_path / "faiss/settings.json"
-        content, right = path.read_bytes(), Collection.open(tmp_path).search(QUERIES, 3).ids
-        for place in range(len(content)):
-            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-            try:
-                assert open_collection(tmp_path).search(QUERIES, 3).ids == right
-            except ValueError as error:
-                assert str(path) in str(error)
+        Collection.open(tmp_path).index_faiss("Flat")
+        path = tmp_path / "data/train.lance/_refs/tags/published.json"
+        for content in (b"", b"nonsense", path.read_bytes()[:-4]):
+            path.write_bytes(content)
+            for use in (open_collection, published_at):
+                with pytest.raises(DamagedError, match=f"the collection '{tmp_path}' cannot be read"):
+                    use(tmp_path)

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from lancedb.merge import LanceMergeInsertBuilder
 from lancedb.table import LanceTable, Tags
 from PIL import Image
 
-from conjoin.retrieval import Changes, Collection, collection_table, encode_collection
+from conjoin.retrieval import Changes, Collection, collection_table, encode_collection, launched_processes
 from conjoin.retrieval.collection_table import open_table, published_version
 from tiny_collections import files, lookup_encoder, lookup_rows, state, unit
 from tiny_encoder import tiny_encoder, tiny_rows
@@ -148,7 +149,7 @@ class TestContents:
         encoder = tiny_encoder()
         encoder.processor = processor
         collection = encode(tmp_path / "text", [{"id": "a", "text": "x\udc80"}], encoder)
-        assert collection.rows(["a"]) == [{"text": "x?"}]
+        assert collection.rows(["a"]) == [{"id": "a", "text": "x?"}]
 
     def test_thumbnails(self, tmp_path, pictures):
         rows = [{"id": "one", "image": pictures[1]}, {"id": "text", "text": "x"}, {"id": "two", "image": pictures[:2]}]
@@ -156,26 +157,17 @@ class TestContents:
         found = dict(zip(("one", "text", "two"), collection.rows(["one", "text", "two"], pictures=True), strict=True))
         sizes = {name: Image.open(io.BytesIO(row["picture"])).size for name, row in found.items() if "picture" in row}
         assert sizes.keys() == {"one", "two"} and sizes["one"] == (8, 5) and max(sizes["two"]) == 8
-        assert collection.rows(["one"]) == [{}] and "picture" not in collection.schema.names
+        assert collection.rows(["one"]) == [{"id": "one"}] and "picture" not in collection.schema.names
         shown = collection.to_dataset()
         assert isinstance(shown.features["picture"], datasets.Image) and shown[0]["picture"].size == (8, 5)
 
 
-def priced_rows(price):
-    return [row | {"metadata": {"price": 3, "label": "x"} if number else {"price": price}}
-            for number, row in enumerate(tiny_rows())]  # fmt: skip
-
-
-RUNS = {
-    "first": (None, tiny_rows()),
-    "update": (tiny_rows(), changed_rows()),
-    "fractions": (priced_rows(4), priced_rows(0.5)),
-}
+RUNS = {"first": (None, tiny_rows()), "update": (tiny_rows(), changed_rows())}
 """What is there before, and what is then written."""
 CALLS = [
     *(("first", LanceTable, "add", call) for call in (0, 3, 7)),
-    *(("update", LanceTable, "add", call) for call in (0, 1, 2)),
-    *(("update", LanceTable, "delete", call) for call in (0, 1, 2)),
+    *(("update", LanceMergeInsertBuilder, "execute", call) for call in (0, 1)),
+    *(("update", LanceTable, name, call) for name in ("add", "delete") for call in (0,)),
     *(("update", LanceTable, name, 0) for name in ("drop_index", "create_index")),
     *(("first", LanceTable, "create_index", call) for call in (0, 1)),
     *(("update", LanceTable, "optimize", call) for call in (0, 1)),
@@ -183,7 +175,6 @@ CALLS = [
     *(("update", collection_table, "write_text", call) for call in (0, 1, 2)),
     ("first", Tags, "create", 0),
     ("update", Tags, "update", 0),
-    *(("fractions", LanceTable, name, 0) for name in ("add_columns", "drop_columns", "alter_columns")),
 ]
 """In which call of what function a run is interrupted."""
 
@@ -257,6 +248,36 @@ class TestResume:
         assert begun or encoded(encoder) == ROWS - known
         assert state(tmp_path / "it") == whole
         Collection.open(tmp_path / "it").verify()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+    def test_what_was_encoded_before_ctrl_c_or_an_error_is_kept(self, error, tmp_path):
+        """All rows are one chunk, of eight batches."""
+        encoder = counting()
+        forward = encoder.model.forward
+
+        def stopped(text, pixels):
+            if len(encoder.model.batches) == 3:
+                raise error
+            return forward(text, pixels)
+
+        encoder.model.forward = stopped
+        message = "9 rows are kept in .*: run the same again, it resumes" if error is KeyboardInterrupt else None
+        with pytest.raises(error, match=message):
+            encode(tmp_path, encoder=encoder)
+        assert encode(tmp_path).changes == Changes(added=ROWS - 9, unchanged=9, encoded=ROWS - 9)
+
+    def test_what_is_slow_is_written_before_the_chunk_ends(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("conjoin.retrieval.encode_rows.SECONDS_PER_COMMIT", -1)
+        monkeypatch.setattr("conjoin.retrieval.encode.SECONDS_PER_COMMIT", -1)
+        encoder, counts = counting(), []
+        forward = encoder.model.forward
+
+        def counted(text, pixels):
+            counts.append(open_table(tmp_path).count_rows() if counts else 0)
+            return forward(text, pixels)
+
+        encoder.model.forward = counted
+        assert len(encode(tmp_path, encoder=encoder)) == ROWS and counts == [*range(0, ROWS, 3)]
 
     def test_an_unchanged_run_publishes_nothing(self, small, tmp_path):
         version = encode(tmp_path).version
@@ -472,8 +493,8 @@ ERRORS = [
     *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, "the name of a column must be without")
       for name in ("a.b", "`")),
     ([{"id": "a", "text": "x", "metadata": {1: "b"}}], {}, "item 'a': \"metadata\" holds 1; the name of a column"),
-    *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', the name of a")
-      for name in ("id", "vector", "content", "stamp", "picture", "_rowid", "_distance")),
+    *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}'; the name of a")
+      for name in ("id", "vector", "item_digest", "row_digest", "picture", "_rowid", "_distance")),
     ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "'price' .*kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),
@@ -627,7 +648,6 @@ class TestWriters:
 DAY = date(2026, 11, 21)
 SENT = datetime(2026, 1, 1, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
 KEPT = {
-    "integers, then fractions": ([1, 2, None, 4, 0.5], [1.0, 2.0, None, 4.0, 0.5]),
     "fractions, then integers": ([0.5, 2, 3, 4, 5], [0.5, 2.0, 3.0, 4.0, 5.0]),
     "large integers": ([2**60, 2, 3, 4, 5], None),
     "texts": (["a", "", None, "ü🙂", "it's"], None),
@@ -667,7 +687,8 @@ class TestKept:
             {"id": "two", "image": [path, path], "metadata": None},
         ]
         collection = encode(tmp_path / "it", rows, tiny_encoder(input_type="cat"))
-        right = [{"text": "a text", "image": path, "price": 3}, {}, {"image": [path, path]}]
+        right = [{"id": "file", "text": "a text", "image": path, "price": 3}, {"id": "memory"}]
+        right.append({"id": "two", "image": [path, path]})
         assert collection.rows(["file", "memory", "two"]) == right
         assert collection.rows(["two", "file", "two"]) == [right[2], right[0], right[2]]
         assert collection.schema.names == ["id", "text", "image", "price"]
@@ -682,10 +703,10 @@ class TestKept:
             assert [schema.field(column).type for column in kept] == [pa.float32(), pa.string(), pa.int16()]
         assert encode(tmp_path / "data", data).changes == Changes(unchanged=3)
 
-    def test_new_columns_and_fractions_of_an_update(self, tmp_path):
+    def test_new_columns_of_an_update(self, tmp_path):
         rows = [{"id": str(number), "text": f"text {number}", "metadata": {"price": number}} for number in range(6)]
         encode(tmp_path / "it", rows)
-        rows[1]["metadata"] = {"price": 0.5}
+        rows[1]["metadata"] = {"price": 5}
         rows[2]["metadata"] = {"price": 2, "colour": "red"}
         rows[3] = {"id": "3", "text": "text 3"}
         encoder = counting()
@@ -693,9 +714,9 @@ class TestKept:
         assert encoded(encoder) == 0
         assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
         collection = Collection.open(tmp_path / "it")
-        assert sorted(collection.select("colour = 'red' or price = 0.5")) == ["1", "2"]
+        assert sorted(collection.select("colour = 'red' or price = 5")) == ["1", "2", "5"]
         collection.index(None)
-        rows[4]["metadata"] = {"price": 7.25}
+        rows[4]["metadata"] = {"price": 7}
         encode(tmp_path / "it", rows)
         assert Collection.open(tmp_path / "it").select("price > 6") == ["4"]
 
@@ -704,19 +725,11 @@ class TestKept:
         rows = [{"id": str(number), "text": "x", "metadata": kept} for number in range(6)]
         encode(tmp_path, rows)
         before = state(tmp_path)
-        rows[4]["metadata"] = {"price": "low"}
-        with pytest.raises(
-            ValueError, match=r"the column 'price' .* holds int64, and some of its rows have string now"
-        ):
-            encode(tmp_path, rows)
-        assert state(tmp_path) == before
-
-    def test_an_indexed_column_of_integers_gets_fractions(self, tmp_path):
-        rows = [{"id": str(number), "text": "x", "metadata": {"price": number}} for number in range(6)]
-        encode(tmp_path, rows).index(None)
-        rows[4]["metadata"] = {"price": 4.5}
-        assert encode(tmp_path, rows).select("price > 4.2") != []
-        assert set(Collection.open(tmp_path).select("price > 4.2")) == {"4", "5"}
+        for value, kind in (("low", "string"), (0.5, "double")):
+            rows[4]["metadata"] = {"price": value}
+            with pytest.raises(ValueError, match=f"the column 'price' .* holds int64, and some .* have {kind} now"):
+                encode(tmp_path, rows)
+            assert state(tmp_path) == before
 
 
 class TestFullDisk:
@@ -787,3 +800,24 @@ def test_settings_that_differ_only_in_order_are_the_same(tmp_path):
     assert encode(tmp_path, settings={"b": [1, 2], "a": 1}).changes == Changes(unchanged=ROWS)
     assert json.loads(json.dumps(dict(Collection.open(tmp_path).metadata)))["key"]["b"] == [1, 2]
     assert published_version(open_table(tmp_path)) == Collection.open(str(Path(tmp_path))).version
+
+
+class TestLaunchedProcesses:
+    def test_none_without_a_launcher(self, monkeypatch):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        assert launched_processes() is None
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert launched_processes() is None
+
+    @pytest.mark.parametrize("name, value, message", [
+        ("RANK", "one", "RANK must be a number, got 'one'"),
+        ("WORLD_SIZE", "-2", "WORLD_SIZE must be a number, got '-2'"),
+        ("RANK", "2", "RANK must be below WORLD_SIZE, got 2 of 2"),
+        ("MASTER_PORT", "http", "MASTER_PORT must be a number"),
+    ])  # fmt: skip
+    def test_bad_numbers(self, monkeypatch, name, value, message):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=message):
+            launched_processes()

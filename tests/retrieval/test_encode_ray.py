@@ -175,7 +175,7 @@ def test_rows_that_cannot_be_used(cluster, photos, tmp_path):
         encode_on_ray(data, tiny_encoder_on, tmp_path / "ray")
     found = encode_on_ray(data, tiny_encoder_on, tmp_path / "ray", workers=1, on_error="skip")
     expected = encode_collection(load_pairs(data, on_error="skip"), tiny_encoder(), tmp_path / "one", on_error="skip")
-    assert found.skipped == expected.skipped and found.changes.skipped == 1
+    assert found.skipped == [row._replace(row=None) for row in expected.skipped] and found.changes.skipped == 1
     assert_same(found, expected)
 
 

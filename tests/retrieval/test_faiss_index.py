@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from conjoin.retrieval import Collection, FaissIndex, encode_collection, faiss_index, open_collection
+from conjoin.retrieval import Collection, encode_collection, faiss_index, open_collection
 from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from tiny_collections import check, clustered, lookup_encoder, made, naive, names, unit
 
@@ -30,6 +30,12 @@ def folder(tmp_path_factory):
     return folder
 
 
+def build(folder, factory=None, **options):
+    collection = Collection.open(folder)
+    collection.index_faiss(factory, **options)
+    return collection
+
+
 def places():
     return [number for number in range(2000) if number != 7]
 
@@ -42,11 +48,12 @@ def near(found, right, scores, tolerance=1e-5):
 @pytest.mark.parametrize("factory", EXACT)
 def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "it")
-    index = FaissIndex.build(tmp_path / "it", factory, probes=2000)
-    assert (index.factory, index.probes) == (factory, 2000) and index.measured > 0.99
+    index = build(tmp_path / "it", factory, probes=2000)
+    settings = index.faiss.settings
+    assert (settings["factory"], settings["probes"]) == (factory, 2000) and settings["recall@10"] > 0.99
     collection = Collection.open(folder)
     for opened in (index, open_collection(tmp_path / "it")):
-        assert isinstance(opened, FaissIndex) and opened.ids == collection.ids and len(opened) == 1999
+        assert opened.faiss is not None and opened.ids == collection.ids and len(opened) == 1999
         for options in ({}, {"where": "price < 3"}, {"where": "label is null and price != 4"}, {"where": "id < 'b'"}):
             near(opened.search(QUERIES, 10, **options), *collection.search(QUERIES, 10, **options))
         check(opened, VECTORS[places()], QUERIES, ids=[f"doc/{n:05d}" for n in places()], exact=True)
@@ -63,8 +70,9 @@ def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
 @pytest.mark.parametrize("factory", [*ROUGH, None])
 def test_rough_kinds_find_most_and_obey_conditions(factory, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "it")
-    index = FaissIndex.build(tmp_path / "it", factory, recall_queries=30)
-    assert index.measured > 0.25 and FaissIndex.open(tmp_path / "it").measured == index.measured
+    index = build(tmp_path / "it", factory, recall_queries=30)
+    measured = index.faiss.settings["recall@10"]
+    assert measured > 0.25 and open_collection(tmp_path / "it").faiss.settings["recall@10"] == measured
     right = naive(VECTORS[places()], QUERIES, 10, [f"doc/{n:05d}" for n in places()])[0]
     found = index.search(QUERIES, 10)
     assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.25
@@ -76,68 +84,62 @@ def test_rough_kinds_find_most_and_obey_conditions(factory, folder, tmp_path):
 
 def test_an_index_of_an_earlier_version_is_not_used(folder, tmp_path, warnings):
     folder = shutil.copytree(folder, tmp_path / "it")
-    before = FaissIndex.build(folder, "Flat")
+    before = build(folder, "Flat")
     encode_collection([{"id": "new", "text": "17"}], lookup_encoder(VECTORS), folder)
     near(before.search(QUERIES, 5), *naive(VECTORS[places()], QUERIES, 5, [f"doc/{n:05d}" for n in places()]))
     assert warnings() == ""
     opened = open_collection(folder)
-    assert type(opened) is Collection and "new" in opened.search(VECTORS[17:18], 2).ids[0]
+    assert opened.faiss is None and "new" in opened.search(VECTORS[17:18], 2).ids[0]
     assert "the FAISS index of" in warnings() and "run `conjoin index --faiss` again" in warnings()
-    with pytest.raises(ValueError, match=r"is of version \d+, and the collection has version \d+: run `conjoin index"):
-        FaissIndex.open(folder)
-    assert "new" in FaissIndex.build(folder, "Flat").search(VECTORS[17:18], 2).ids[0]
-    assert isinstance(open_collection(folder), FaissIndex)
+    assert "new" in build(folder, "Flat").search(VECTORS[17:18], 2).ids[0]
+    assert open_collection(folder).faiss is not None
 
 
 def test_equal_scores_are_in_the_order_of_ids(tmp_path):
     vectors = np.tile(unit(5, 8), (4, 1))
     made(tmp_path, vectors)
-    index = FaissIndex.build(tmp_path, "Flat")
+    index = build(tmp_path, "Flat")
     near(index.search(unit(5, 8), 20), *naive(vectors, unit(5, 8), 20))
 
 
 def test_an_index_that_was_interrupted_leaves_the_one_before(folder, tmp_path, monkeypatch):
     folder = shutil.copytree(folder, tmp_path / "it")
-    FaissIndex.build(folder, "Flat")
+    build(folder, "Flat")
 
     def interrupted(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(faiss_index, "write_checksums", interrupted)
-        FaissIndex.build(folder, "HNSW8")
-    assert FaissIndex.open(folder).factory == "Flat"
-    assert FaissIndex.build(folder, "HNSW8").factory == "HNSW8"
+        build(folder, "HNSW8")
+    assert open_collection(folder).faiss.settings["factory"] == "Flat"
+    assert build(folder, "HNSW8").faiss.settings["factory"] == "HNSW8"
 
 
 def test_a_disk_that_is_full(folder, tmp_path, monkeypatch):
     folder, write = shutil.copytree(folder, tmp_path / "it"), faiss.write_index
     monkeypatch.setattr(faiss, "write_index", lambda index, path: write(index, "/dev/full"))
     with pytest.raises(OSError, match=r"FAISS cannot write its index into .*it' \(.*No space left on device"):
-        FaissIndex.build(folder, "Flat")
+        build(folder, "Flat")
 
 
 def test_refusals(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no FAISS index in .*: run `conjoin index --faiss`"):
-        FaissIndex.open(folder)
     with pytest.raises(FileNotFoundError, match="there is no collection"):
-        FaissIndex.build(tmp_path)
+        build(tmp_path)
     made(tmp_path / "few", VECTORS[:20])
     for factory, message in (("nonsense", "could not parse|nonsense"), ("IVF64,Flat", "of 20 vectors: "),
                              ("IDMap,Flat", "cannot make"), ("PQ4x4fs", "cannot make")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            FaissIndex.build(tmp_path / "few", factory)
-    assert not FaissIndex.is_current(tmp_path / "few") and type(open_collection(tmp_path / "few")) is Collection
-    with pytest.raises(ValueError, match=r"'s3://bucket/it' is no folder of this machine: FAISS searches only those"):
-        FaissIndex.build("s3://bucket/it")
-    assert len(FaissIndex.build(tmp_path / "few")) == 20  # the default suits few rows, too
+            build(tmp_path / "few", factory)
+    assert open_collection(tmp_path / "few").faiss is None
+    assert len(build(tmp_path / "few")) == 20  # the default suits few rows, too
 
 
 def test_a_collection_without_rows(tmp_path):
     collection = made(tmp_path, VECTORS[:5])
     collection.remove(collection.ids)
     with pytest.raises(ValueError, match=r"the collection .* has no rows"):
-        FaissIndex.build(tmp_path)
+        build(tmp_path)
 
 
 def test_the_functions_over_arrays():

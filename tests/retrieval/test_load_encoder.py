@@ -11,7 +11,7 @@ import torch
 
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.retrieval import Encoder, ItemEncoder, load_encoder
+from conjoin.retrieval import ItemEncoder, load_encoder
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
 EVIL = "from pathlib import Path\nPath({mark!r}).touch()\n"
@@ -49,7 +49,7 @@ def sentence_transformer(folder):
 @pytest.mark.parametrize("kind", KINDS)
 class TestEveryKind:
     def test_has_one_interface(self, kind, folders, pictures):
-        encoder: Encoder = load(kind, folders[kind], batch_size=2, num_workers=0)
+        encoder = load(kind, folders[kind], batch_size=2, num_workers=0)
         items = items_for(kind, pictures)
         done = []
         vectors = encoder.encode(items, [f"id{n}" for n in range(len(items))], on_batch=done.append)

@@ -7,6 +7,7 @@ import pytest
 
 from conjoin.retrieval import Collection, MilvusCollection, copy_to_milvus, encode_collection, open_collection
 from conjoin.retrieval.milvus import is_milvus
+from conjoin.retrieval.search import search_groups
 from tiny_collections import clustered, lookup_encoder, lookup_rows, made, names
 from tiny_encoder import tiny_encoder
 
@@ -70,6 +71,8 @@ def test_search_rows_and_what_is_known(collection, copied):
         copied.rows(["doc/00001", "stranger"])
     with pytest.raises(ValueError, match="has no index of words"):
         copied.search(QUERIES, 3, text="word")
+    with pytest.raises(ValueError, match="is in Milvus, where results are not grouped here"):
+        search_groups(copied, QUERIES, 3, "label")
     for queries, k, message in ((2 * QUERIES, 1, "query 0 has norm 2"), (QUERIES, 0, "k must be a positive integer")):
         with pytest.raises(ValueError, match=message):
             copied.search(queries, k)
@@ -145,7 +148,7 @@ def test_a_copy_replaces_the_one_before_and_readers_see_one(collection, tmp_path
         copied = copy_to_milvus(newer, uri)
         near(copied.search(QUERIES, 9), newer.search(QUERIES, 9))
         assert len(copied) == len(opened) == 90 and len(MilvusCollection.open(other)) == 1200
-    client = copied._client
+    client = pymilvus.MilvusClient(str(tmp_path / "m.db"))
     assert sum(name.startswith("photos") for name in client.list_collections()) == 1
 
 
@@ -182,7 +185,7 @@ def test_a_server_that_is_not_there_and_one_that_is_gone(collection, copied, mon
     def gone(*args, **options):
         raise pymilvus.MilvusException(code=2, message="Fail connecting to server")
 
-    monkeypatch.setattr(copied._client, "search", gone)
+    monkeypatch.setattr(pymilvus.MilvusClient, "search", gone)
     with pytest.raises(ConnectionError, match=r"does not answer: "):
         copied.search(QUERIES, 3)
 

@@ -1,5 +1,7 @@
 """From items to results: weights of parts, and the best row of each group."""
 
+from datetime import date, datetime
+
 import numpy as np
 import pytest
 
@@ -39,12 +41,22 @@ def test_fewer_groups_than_asked_for(tmp_path):
     found = search_groups(collection, VECTORS[:2], 10, "size")
     assert [len(ids) for ids in found.ids] == [2, 2] and found.ids[0][0] == names(1)[0]
     assert len(search_groups(collection, VECTORS[:1], 10, "size", where="size = 1").ids[0]) == 1
-    many = made(tmp_path / "many", VECTORS, kept=lambda n: {"size": n // 59})  # the last row has another value
-    depth = 1 + many.search(VECTORS[:1], 60).ids[0].index(names(60)[59])
-    for most in (depth - 1, depth):
-        assert len(search_groups(many, VECTORS[:1], 2, "size", most=most).ids[0]) == 1 + (most == depth)
     with pytest.raises(ValueError, match="no column 'colour'; it has id, text, image, size"):
         search_groups(collection, VECTORS[:2], 10, "colour")
+
+
+def test_groups_do_not_read_the_rows_of_large_ones(tmp_path, monkeypatch):
+    """4000 rows of one group, 3 of another, for each kind of value."""
+    values = {"word": ["it's", "b"], "number": [-1.5, 2.0], "day": [date(2026, 1, 2), date(2025, 1, 1)],
+              "yes": [True, False], "moment": [datetime(2026, 1, 2, 3), datetime(2025, 1, 1)]}  # fmt: skip
+    vectors = unit(4003, 8)
+    collection = made(tmp_path, vectors, kept=lambda n: {name: each[n >= 4000] for name, each in values.items()})
+    read, rows = [], collection.rows
+    monkeypatch.setattr(collection, "rows", lambda ids: read.extend(ids) or rows(ids))
+    for name in values:
+        read.clear()
+        found = search_groups(collection, vectors[:1], 10, name).ids[0]
+        assert found[0] == names(1)[0] and found[1] > "doc/03999" and len(found) == 2 and len(read) < 100
 
 
 def test_words_and_groups(tmp_path):
@@ -57,10 +69,25 @@ def test_words_and_groups(tmp_path):
     assert set(search_groups(collection, VECTORS[:1], 2, "odd", text=words).ids[0]) == {names(1)[0], last}
 
 
+def test_lists_are_no_groups(tmp_path):
+    collection = made(tmp_path, VECTORS, kept=lambda n: {"sizes": [n]})
+    with pytest.raises(ValueError, match=r"cannot group by 'sizes', which holds values such as \[\d+\]"):
+        search_groups(collection, VECTORS[:1], 30, "sizes")
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     encoder = tiny_encoder()
     return encode_collection(tiny_rows(), encoder, tmp_path_factory.mktemp("shop") / "c"), encoder
+
+
+def test_min_score(shop):
+    collection, encoder = shop
+    scores = search_items(collection, encoder, ["thing"], 23).scores[0]
+    found = search_items(collection, encoder, ["thing", "7"], 23, min_score=float(scores[4]))
+    assert len(found.ids[0]) == 5 and (found.scores[0][:5] == scores[:5]).all()
+    with pytest.raises(ValueError, match="with words, scores only say the rank"):
+        search_items(collection, encoder, ["thing"], text="thing", min_score=0.1)
 
 
 @pytest.mark.parametrize("weights", [{"image": 0.3, "text": 0.7}, {"image": 2, "text": 0}, {"image": 1, "text": -0.5}])

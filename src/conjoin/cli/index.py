@@ -49,17 +49,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from conjoin.cli.options import check_counts
-    from conjoin.retrieval import Collection, FaissIndex
+    from conjoin.retrieval import Collection
 
     check_counts(args, probes=1, refine=1)
+    collection = Collection.open(args.collection)
     if args.faiss is not None:
-        built = FaissIndex.build(args.collection, args.faiss or None)
-        print(
-            f"FAISS index {built.factory} of {len(built)} vectors in {args.collection}, recall@10 {built.measured:.3f}"
-        )
+        recall = collection.index_faiss(args.faiss or None)
+        factory = collection.faiss.settings["factory"] if collection.faiss else ""
+        print(f"FAISS index {factory} of {len(collection)} vectors in {args.collection}, recall@10 {recall:.3f}")
     else:
-        collection = Collection.open(args.collection)
         kind = None if args.kind == "none" else args.kind
-        recall = collection.index(kind, probes=args.probes, refine=args.refine)
-        print(f"{len(collection)} rows indexed" + ("" if recall is None else f" ({kind}), recall@10 {recall:.3f}"))
+        measured = collection.index(kind, probes=args.probes, refine=args.refine)
+        print(f"{len(collection)} rows indexed" + ("" if measured is None else f" ({kind}), recall@10 {measured:.3f}"))
     print(f"next: conjoin search {args.collection} --text ...")

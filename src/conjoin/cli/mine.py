@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     check_out(args.out)
     from conjoin.devices import choose_device
     from conjoin.retrieval import load_reranker, mine_hard_negatives
-    from conjoin.retrieval.mining.miners import check_miners, needed_parts
+    from conjoin.retrieval.mining.mine import check_miners, needed_parts
 
     miners, device = _miners(args), choose_device(args.device)
     check_miners(miners, args.k)
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
     settings |= {"load_reranker": reranker, **read_options(MiningOptions, args)}
     settings |= {"prompt": args.prompt, "prompt_name": args.prompt_name}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
-    print(f"hard negatives of {len(mined)} rows in {mined.path}")
+    print(f"hard negatives of {len(mined)} rows in {Path(args.out) / 'negatives.parquet'}")
 
 
 def _miners(args: argparse.Namespace) -> "list[Miner]":

@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> None:
         shown = [id_ for id_, score in zip(shown, scores, strict=True) if score >= args.min_score]
         notes += [] if shown else [f"nothing similar found (best score {scores[0]:.4f})"]
     rows = collection.rows(shown, pictures=args.html is not None)
+    for row in rows:
+        del row["id"]  # the results have it
     results = [
         {"rank": rank, "score": score, "id": id_, "row": row}
         for rank, (id_, score, row) in enumerate(zip(shown, scores, rows, strict=False), start=1)

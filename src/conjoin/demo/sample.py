@@ -10,7 +10,7 @@ import torch
 
 from conjoin.evaluation import Curve, EvaluateOptions, Example, Headline, Results, Shown, format_combinations, picture
 from conjoin.evaluation.tasks.emoji import EmojiScores, evaluate_emoji
-from conjoin.retrieval import ItemEncoder, encode_collection
+from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
 from conjoin.retrieval.collection_table import check_place
 from conjoin.trainers import RetrievalTrainer, load_recipe, recipe_folder, train
 
@@ -48,7 +48,7 @@ def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], reci
     seed = trainer.args.seed
 
     say("2/4  Encoding and evaluating the held-out gallery")
-    encoder = ItemEncoder.from_pretrained(
+    encoder = load_encoder(
         model, batch_size=64, device=trainer.args.device, dtype=torch.bfloat16 if trainer.args.bf16 else None
     )
     for folder in made:  # vectors of an earlier model

@@ -2,17 +2,15 @@ from conjoin.constants import INDEX_KINDS as INDEX_KINDS
 from conjoin.retrieval.collection import Changes as Changes, Collection as Collection, Skipped as Skipped
 from conjoin.retrieval.encode import encode_collection as encode_collection, launched_processes as launched_processes
 from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
-from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
-from conjoin.retrieval.faiss_index import FaissIndex as FaissIndex
+from conjoin.retrieval.encoder import ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
 from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
-from conjoin.retrieval.mining.mine import mine_hard_negatives as mine_hard_negatives
-from conjoin.retrieval.mining.miners import Miner as Miner, parse_miners as parse_miners
-from conjoin.retrieval.mining.negatives import (
-    Finding as Finding,
-    MinedNegatives as MinedNegatives,
-    load_mined as load_mined,
+from conjoin.retrieval.mining.mine import (
+    Miner as Miner,
+    mine_hard_negatives as mine_hard_negatives,
+    parse_miners as parse_miners,
 )
+from conjoin.retrieval.mining.negatives import MinedNegatives as MinedNegatives, load_mined as load_mined
 from conjoin.retrieval.options import (
     ComputeOptions as ComputeOptions,
     EncodeOptions as EncodeOptions,

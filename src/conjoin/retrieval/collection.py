@@ -1,6 +1,7 @@
 """A collection: encoded items with what is known of them, in one Lance table."""
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,10 +17,11 @@ from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
-    DIGESTS,
     IDS_AT_ONCE,
+    ITEM_DIGEST,
     OWN_COLUMNS,
     PICTURE,
+    ROW_DIGEST,
     TEXT,
     VECTOR,
     check_files,
@@ -38,13 +40,17 @@ from conjoin.retrieval.collection_table import (
     writing,
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.vectors import SearchResult, check_search, exact_search
+from conjoin.retrieval.faiss_index import PROBES, FaissIndex
+from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, check_search, exact_search
 
+logger = logging.getLogger(__name__)
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
 _RANK_CONSTANT = 60  # of reciprocal rank fusion, as in the paper that introduced it
 _MOST_FUSED = 100
+_SHARE_OF_BEST = 0.5
+"""Of the score of the best row by words: rows below it share a few letters with the words, as most rows do."""
 
 
 class Changes(NamedTuple):
@@ -73,6 +79,8 @@ class Collection:
     Attributes:
         uri: As given.
         changes: What the encoding did that made this object; None if it was opened.
+        faiss: The index of FAISS beside the table, which `open_collection` reads if it is of this version; `search`
+            uses it.
 
     Raises:
         FileNotFoundError: There is no collection.
@@ -84,18 +92,23 @@ class Collection:
     ) -> None:
         self.uri = str(uri)
         self.changes: Changes | None = None
-        self._verify, self._most_memory, self._device = verify, memory, device
+        self._verify, self._memory = verify, (memory, device)
         self._load()
 
     def _load(self) -> None:
         self._table = open_published(self.uri, self._verify)
         self._metadata = read_metadata(self._table)
-        self._held: _HeldVectors | None = None
+        self.faiss: FaissIndex | None = None
         field = self._table.schema.field(VECTOR).type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
-        if self._most_memory and len(self) * self.dimension * field.value_type.bit_width // 8 <= self._most_memory:
-            self._held = _HeldVectors(*self._positions_and_vectors(), torch.device(choose_device(self._device)))
+        self.hold(*self._memory)
+
+    def hold(self, memory: int, device: str | torch.device | None = None) -> None:
+        """Keep the vectors in memory, as `memory` and `device` of the class say."""
+        self._memory, self._held = (memory, device), None
+        if memory and len(self) * self.dimension * np.dtype(self.dtype).itemsize <= memory:
+            self._held = HeldVectors(*self.held(), torch.device(choose_device(device)))
 
     @classmethod
     def open(cls, uri: str | Path, **options: Any) -> Self:  # noqa: ANN401
@@ -167,7 +180,7 @@ class Collection:
         return np.stack([by_id[id_] for id_ in ids]) if len(ids) else join([], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
-        """Return a mapping for each id: the text, the image's path and the kept columns that its row has.
+        """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
 
         Args:
             ids: Of the rows.
@@ -182,7 +195,7 @@ class Collection:
         by_id: dict[str, dict[str, Any]] = {}
         for where in id_conditions(ids):
             for batch in self.scan(columns, where):
-                by_id.update((row.pop("id"), _known_values(row)) for row in batch.to_pylist())
+                by_id.update((row["id"], _known_values(row)) for row in batch.to_pylist())
         _check_known(ids, by_id)
         return [by_id[id_] for id_ in ids]
 
@@ -250,24 +263,18 @@ class Collection:
         """
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
-            return self._fused(queries, k, where, [text] * len(queries) if isinstance(text, str) else list(text))
-        if (result := self._search_memory(queries, k, where, exact)) is not None:
-            return result
+            texts = [text] * len(queries) if isinstance(text, str) else list(text)
+            return self._fused(queries, k, where, texts, exact)
+        numbers = None if where is None or (self._held is None and self.faiss is None) else self._row_ids(where)
+        if self.faiss is not None and not exact and (result := self.faiss.search(queries, k, numbers)) is not None:
+            return as_result(result)
+        if self._held is not None:
+            return as_result(self._held.search(queries, k, numbers))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
-        results = [self._nearest(queries[start : start + at_once], k, where, exact)
-                 for start in range(0, len(queries), at_once)]  # fmt: skip
-        return as_result([pair for part in results for pair in part])
+        parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
+        return as_result([ranking for part in parts for ranking in self._nearest(part, k, where, exact)])
 
-    def _search_memory(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> SearchResult | None:
-        """Rank the vectors that are in memory, if they are; the table says which rows a condition holds for."""
-        if self._held is None:
-            return None
-        positions, scores = self._held.search(queries, k, None if where is None else self._row_ids(where))
-        return as_result([(self._held.names(rows), values) for rows, values in zip(positions, scores, strict=True)])
-
-    def _nearest(
-        self, queries: np.ndarray, k: int, where: str | None, exact: bool
-    ) -> list[tuple[list[str], np.ndarray]]:
+    def _nearest(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> list[Ranking]:
         """The nearest rows of a few queries, scored again in float64."""
         search: Any = self._table.search(queries)
         search = search.distance_type("dot").limit(k).select(["id", VECTOR, "_distance"])
@@ -289,11 +296,12 @@ class Collection:
         return [([ids[index] for index in order[first:end]], scores[order[first:end]])
                 for first, end in itertools.pairwise(bounds)]  # fmt: skip
 
-    def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str]) -> SearchResult:
+    def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
         """Fuse the ranking by vectors with the ranking by words: 1 / (60 + rank), summed."""
         if TEXT not in index_names(self._table):
+            kind = " --kind none" if self._metadata["index"] is None else ""
             raise ValueError(
-                f"the collection {self.uri!r} has no index of words: run `conjoin index {self.uri}`"
+                f"the collection {self.uri!r} has no index of words: run `conjoin index {self.uri}{kind}`"
                 if TEXT in self._table.schema.names and self._table.count_rows(f"{TEXT} is not null")
                 else f"the collection {self.uri!r} has no texts, so their words cannot be searched"
             )
@@ -301,7 +309,7 @@ class Collection:
             raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
         depth = max(k, _MOST_FUSED)
         results = []
-        for near, words in zip(self.search(queries, depth, where=where).ids, texts, strict=True):
+        for near, words in zip(self.search(queries, depth, where=where, exact=exact).ids, texts, strict=True):
             scores: dict[str, float] = {}
             for ranking in (near, self._with_words(words, depth, where)):
                 for rank, id_ in enumerate(ranking, 1):
@@ -314,21 +322,25 @@ class Collection:
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()
-        pairs = zip(table["_score"].to_pylist(), table["id"].to_pylist(), strict=True)
-        return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
+        pairs = [*zip(table["_score"].to_pylist(), table["id"].to_pylist(), strict=True)]
+        if not pairs:
+            logger.warning("no row of %r has the words %.80r: only the vectors rank", self.uri, words)
+        least = _SHARE_OF_BEST * max((score for score, _ in pairs), default=0.0)
+        return [id_ for score, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1])) if score >= least]
 
     def _row_ids(self, where: str) -> np.ndarray:
         """Return Lance's numbers `(M,)` of the rows that satisfy a condition."""
         numbers = [batch["_rowid"].to_numpy() for batch in self.scan(["id"], where, row_ids=True)]
         return np.concatenate([np.empty(0, dtype=np.uint64), *numbers])
 
-    def _positions_and_vectors(self) -> tuple[pa.ChunkedArray, np.ndarray, np.ndarray]:
-        """The ids, Lance's numbers and the vectors of all rows."""
+    def held(self) -> tuple[pa.ChunkedArray, np.ndarray, np.ndarray]:
+        """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
         batches = list(self.scan(["id", VECTOR], row_ids=True))
         ids = pa.chunked_array([batch["id"] for batch in batches], pa.string())
         numbers = np.concatenate([np.empty(0, dtype=np.uint64), *(batch["_rowid"].to_numpy() for batch in batches)])
         vectors = join([matrix(batch[VECTOR], self.dimension) for batch in batches], self.dimension)
-        return ids, numbers, vectors
+        order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
+        return ids.take(pa.array(order)), numbers[order], vectors[order]
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove rows and publish the collection without them; this object sees that state from then on.
@@ -392,6 +404,33 @@ class Collection:
         self._write(lambda table: write_metadata(table, self._metadata | {"index": settings}), optimize=False)
         return measured
 
+    def index_faiss(self, factory: str | None = None, *, probes: int = PROBES, recall_queries: int = 100) -> float:
+        """Build an index of FAISS in memory, which this object then searches, and lay it beside the table.
+
+        It is of this version: after an update, searches use the table until it is built again.
+
+        Args:
+            factory: As `faiss.index_factory` takes it, such as `"IVF4096,PQ64"` or `"HNSW32"`; None for clusters of
+                float16 vectors.
+            probes: Clusters that a search looks into, or the candidates of a graph: more is slower and more exact.
+            recall_queries: Vectors that are searched for to measure the recall@10, which is returned.
+
+        Raises:
+            ImportError: FAISS is not installed.
+            ValueError: FAISS does not know the factory or cannot train it with so few vectors, the collection is in no
+                folder of this machine, or another process writes into it.
+        """
+        if local_folder(self.uri) is None:
+            raise ValueError(f"{self.uri!r} is no folder of this machine: FAISS searches only those")
+        with writing(self.uri):
+            self._load()
+            if not len(self):
+                raise ValueError(f"the collection {self.uri!r} has no rows to index")
+            self.faiss = FaissIndex.build(*self.held(), self.version, factory, probes)
+            self.faiss.settings["recall@10"] = self.recall(recall_queries)
+            self.faiss.write(self.uri)
+        return float(self.faiss.settings["recall@10"])
+
     def recall(self, queries: int = 100) -> float:
         """Return the mean share of a vector's ten nearest others that `search` finds.
 
@@ -426,7 +465,7 @@ class Collection:
 
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
-        columns = [name for name in self._table.schema.names if name not in DIGESTS]
+        columns = [name for name in self._table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
         schema = pa.schema(map(self._table.schema.field, columns))
         table = pa.Table.from_batches([*self.scan(columns)] or [pa.RecordBatch.from_pylist([], schema)], schema)
         rows = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata(None)))
@@ -448,28 +487,26 @@ class Collection:
 def _has_same_rows(table: Table, uri: str) -> bool:
     """Whether a table has the published rows, as one has that an interrupted `index` left."""
     published = open_published(uri, verify=False)
-    columns = ["id", "stamp"]
+    columns = ["id", ROW_DIGEST]
     now, before = (each.search().select(columns).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
 
 
-class _HeldVectors:
-    """The vectors of a collection in memory."""
+class HeldVectors(NamedTuple):
+    """The ids, Lance's numbers and the vectors of all rows in memory, in the order of the ids, and where to rank."""
 
-    def __init__(self, ids: pa.ChunkedArray, row_ids: np.ndarray, vectors: np.ndarray, device: torch.device) -> None:
-        by_id = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")  # ties are in the order of ids
-        self._ids, self._vectors, self._device = ids.take(pa.array(by_id)), vectors[by_id], device
-        self._positions = np.argsort(by_id)[np.argsort(row_ids)]
-        self._row_ids = np.sort(row_ids)
+    ids: pa.ChunkedArray
+    row_ids: np.ndarray
+    vectors: np.ndarray
+    device: torch.device
 
-    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and scores of the nearest among some rows, or all."""
-        among = None if row_ids is None else np.sort(self._positions[np.searchsorted(self._row_ids, row_ids)])
-        return exact_search(queries, self._vectors, k, among=among, device=self._device)
-
-    def names(self, positions: np.ndarray) -> list[str]:
-        """The ids at some positions."""
-        return list(self._ids.take(pa.array(positions)).to_pylist())
+    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> list[Ranking]:
+        """The nearest among some rows, or all; equal scores in the order of the ids."""
+        among = None if row_ids is None else np.flatnonzero(np.isin(self.row_ids, row_ids))
+        positions, scores = exact_search(queries, self.vectors, k, among=among, device=self.device)
+        return [
+            (self.ids.take(pa.array(row)).to_pylist(), values) for row, values in zip(positions, scores, strict=True)
+        ]
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types
@@ -482,25 +519,17 @@ def join(parts: list[np.ndarray], dimension: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
 
 
-def as_result(rankings: list[tuple[list[str], np.ndarray]]) -> SearchResult:
-    """Join the ids and scores of each query to a result."""
-    scores = np.full((len(rankings), max((len(ids) for ids, _ in rankings), default=0)), -np.inf, dtype=np.float32)
-    for row, (ids, values) in zip(scores, rankings, strict=True):
-        row[: len(ids)] = values
-    return SearchResult([ids for ids, _ in rankings], scores)
-
-
 def _check_known(ids: Sequence[str], known: Mapping[str, Any]) -> None:
     if missing := [id_ for id_ in ids if id_ not in known]:
         raise ValueError(f"the collection has no row {missing[0]!r}")
 
 
 def _known_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a row has, its text and image first; one image is no list."""
+    """The values that a row has, its id, text and image first; one image is no list."""
     known = {name: value for name, value in row.items() if value is not None}
     if len(known.get("image", ())) == 1:
         known["image"] = known["image"][0]
-    first = {name: known[name] for name in (TEXT, "image") if known.get(name)}
+    first = {name: known[name] for name in ("id", TEXT, "image") if known.get(name)}
     return first | {name: value for name, value in known.items() if name not in (TEXT, "image")}
 
 

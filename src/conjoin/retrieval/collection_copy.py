@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 from huggingface_hub import DatasetCard, DatasetCardData
-from lancedb.table import Table
 
 from conjoin.hub.card import CARDS
 from conjoin.hub.commit import Upload
@@ -21,8 +20,8 @@ from conjoin.retrieval.collection_table import (
     TEXT,
     VECTOR,
     create_table,
+    exists,
     index_names,
-    open_table,
     publish,
     vector_field,
     writing,
@@ -30,6 +29,7 @@ from conjoin.retrieval.collection_table import (
 from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_folders
 from conjoin.storage import FOLDER_CHECKSUMS
 
+_ROWS_PER_COMMIT = 16_384
 _PARTS = (f"{TABLE}/*", FOLDER_CHECKSUMS)
 
 
@@ -63,11 +63,20 @@ def copy_collection(
     schema = _schema(collection, model_name, adds_pictures)
     bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
     with bar, writing(uri):
-        if not replace and _exists(uri):
+        if not replace and exists(uri):
             raise ValueError(f"{str(uri)!r} holds a collection, or one that is unfinished: replace it (--replace), or "
                              "choose another address")  # fmt: skip
-        rows = _batches(collection, schema, side if adds_pictures else None, model_name is not None, bar)
-        publish(uri, _write(uri, schema, rows))
+        table = create_table(uri, schema)
+        held: list[pa.RecordBatch] = []
+        for batch in _batches(collection, schema, side if adds_pictures else None, model_name is not None):
+            held.append(batch)
+            if sum(map(len, held)) >= _ROWS_PER_COMMIT:
+                table.add(pa.Table.from_batches(held))
+                held = []
+            bar.update(len(batch))
+        if held:
+            table.add(pa.Table.from_batches(held))
+        publish(uri, table)
     copy = Collection(uri)
     index = collection.metadata["index"]
     if index is not None:
@@ -75,32 +84,6 @@ def copy_collection(
     elif set(index_names(collection.table)) - {"id", TEXT}:
         copy.index(None)
     return copy
-
-
-def _write(uri: str | Path, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> Table:
-    """Make the table; an error of the rows is raised as it is, where Lance would make a text of it."""
-    errors: list[Exception] = []
-
-    def noted() -> Iterator[pa.RecordBatch]:
-        try:
-            yield from rows
-        except Exception as error:
-            errors.append(error)
-            raise
-
-    try:
-        return create_table(uri, schema, noted())
-    except RuntimeError:
-        if errors:
-            raise errors[0] from None
-        raise
-
-
-def _exists(uri: str | Path) -> bool:
-    try:
-        return bool(open_table(uri).count_rows())
-    except FileNotFoundError:
-        return False
 
 
 def _schema(collection: Collection, model_name: str | None, adds_pictures: bool) -> pa.Schema:
@@ -112,13 +95,7 @@ def _schema(collection: Collection, model_name: str | None, adds_pictures: bool)
     return schema.append(pa.field(PICTURE, pa.binary())) if adds_pictures else schema
 
 
-def _batches(
-    collection: Collection,
-    schema: pa.Schema,
-    side: int | None,
-    publishes: bool,
-    bar: Any,  # noqa: ANN401 - a progress bar
-) -> Iterator[pa.RecordBatch]:
+def _batches(collection: Collection, schema: pa.Schema, side: int | None, publishes: bool) -> Iterator[pa.RecordBatch]:
     """The rows as the copy holds them, with thumbnails of `side` pixels if it is given."""
     folders = picture_folders(collection.uri)
     for batch in collection.scan(collection.table.schema.names):
@@ -133,7 +110,6 @@ def _batches(
             for name in (field.name for field in collection.schema if field.name not in ("id", TEXT)):
                 columns[name] = _without_paths(columns[name], name == "image")
         yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
-        bar.update(len(batch))
 
 
 def _thumbnail(image: list[str], side: int, folders: tuple[str, ...], name: str) -> bytes:

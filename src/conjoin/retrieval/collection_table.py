@@ -18,25 +18,17 @@ import pyarrow as pa
 from lancedb.index import FTS, BTree
 from lancedb.table import Table
 
-from conjoin.storage import (
-    FOLDER_CHECKSUMS,
-    DamagedError,
-    file_digest,
-    lock_also,
-    lock_folder,
-    remove_temporary,
-    write_text,
-)
+from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, locked, read_checksums, write_text
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
 REMEDY = "run `conjoin encode`"
 VECTOR = "vector"
 TEXT = "text"
-DIGESTS = ("content", "stamp")
-"""Columns of what was encoded, and of all that was read of a row; see `row_stamp`."""
+ITEM_DIGEST, ROW_DIGEST = "item_digest", "row_digest"
+"""Columns: the digest of what was encoded (text, bytes of the images), and of all that a row of the data said."""
 PICTURE = "picture"
-OWN_COLUMNS = ("id", VECTOR, *DIGESTS, PICTURE)
+OWN_COLUMNS = ("id", VECTOR, ITEM_DIGEST, ROW_DIGEST, PICTURE)
 """Columns that no column of the data may be named as."""
 MOST_WORDS = 2_000_000
 """Rows up to which a publication indexes the words of new texts by itself."""
@@ -45,8 +37,12 @@ IDS_AT_ONCE = 1000
 _NAME = "train"
 _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
-_PASSES = 4
 _REBUILT = ("BTree", "FTS")
+MOST_MISTYPED = 10_000
+"""Rows up to which words are found by their runs of one to three letters, so also mistyped ones and parts of words.
+
+A search of 20,000 rows then takes 66 ms of a processor, of 1,000,000 rows many seconds; by whole words 3 and 20 ms.
+"""
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|\w+|[^\w\s,]""")
 _MOST_TOKENS = 600
 """Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
@@ -59,8 +55,7 @@ TABLE = "data/train.lance"
 _VERIFIED = ".verified.json"
 _SMALL = 2**28
 """Bytes that are hashed in each process; of larger collections only the files that changed since they were hashed."""
-_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
-_VERSION, _COUNT = re.compile(r"# version (\d+)"), re.compile(r"# (\d+) files")
+_VERSION, _COUNT = re.compile(r"^# version (\d+)$", re.MULTILINE), re.compile(r"\A# (\d+) files$", re.MULTILINE)
 _MUTABLE = {"_refs", "latest_version_hint.json"}
 """What Lance changes: tags, whose version the checksums name, and a hint that it does not rely on."""
 _REMEDY = "restore it from a copy, or remove the folder and run `conjoin encode` again"
@@ -87,7 +82,7 @@ def open_table(uri: str | Path, writes: bool = False) -> Table:
     except Exception as error:  # as in `reading`
         if isinstance(error, ValueError) and "not found" in str(error):
             raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}") from error
-        raise DamagedError(f"the collection {str(uri)!r} cannot be opened: {_first_line(error)}") from error
+        raise _unreadable(uri, error) from error
 
 
 def open_newest(uri: str | Path) -> Table:
@@ -99,33 +94,45 @@ def open_newest(uri: str | Path) -> Table:
         ValueError: The folder holds something else.
     """
     table, folder = open_table(uri, writes=True), local_folder(uri)
-    version = published_version(table)
+    with reading(uri):
+        version = published_version(table)
     if folder is not None and version is not None:
         check_files(folder, version)
     return table
 
 
-def create_table(uri: str | Path, schema: pa.Schema, rows: Iterable[pa.RecordBatch] | None = None) -> Table:
-    """Make an empty table; or one of some rows, as a new version if there is a table.
+def exists(uri: str | Path) -> bool:
+    """Whether there is a table with rows, published or not."""
+    try:
+        return bool(open_table(uri).count_rows())
+    except FileNotFoundError:
+        return False
+
+
+def create_table(uri: str | Path, schema: pa.Schema) -> Table:
+    """Make an empty table, as a new version if there is a table, which readers see as before.
 
     Raises:
         ValueError: The folder holds something else.
     """
-    folder = local_folder(uri)
-    if folder is not None:
+    if (folder := local_folder(uri)) is not None:
         check_place(folder)
     database = _connect(uri, writes=True)
-    if rows is not None:
-        reader = pa.RecordBatchReader.from_batches(schema, rows)  # an iterator would run in LanceDB's own thread
-        return database.create_table(_NAME, reader, mode="overwrite" if _exists(database) else "create")
-    database.drop_table(_NAME, ignore_missing=True)  # an empty one that was just begun
-    return database.create_table(_NAME, schema=schema)
+    mode = "overwrite" if _NAME in database.list_tables().tables else "create"
+    return database.create_table(_NAME, schema=schema, mode=mode)
 
 
 def published_version(table: Table) -> int | None:
     """The version that readers see; None while the first run is unfinished."""
     tags = table.tags.list()
     return int(tags[PUBLISHED]["version"]) if PUBLISHED in tags else None
+
+
+def published_at(uri: str | Path) -> int | None:
+    """The version that readers of the collection at an address see; errors as `open_table`."""
+    table = open_table(uri)
+    with reading(uri):
+        return published_version(table)
 
 
 def open_published(uri: str | Path, verify: bool = True) -> Table:
@@ -178,36 +185,24 @@ def publish(uri: str | Path, table: Table, columns: Iterable[str] = (), optimize
         table.checkout(before)
         names |= {index.name for index in table.list_indices() if index.index_type in _REBUILT}
         table.checkout_latest()
-        _compact(table)
-    if before is None or optimize:
-        _index_columns(table, names)
-    _move_tag(uri, table, before)
-    if before is None:
-        return
-    table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance refuses to clean up while an old version has a tag
-    _move_tag(uri, table, published_version(table))
-
-
-def _compact(table: Table) -> None:
-    """Join small files, and index new vectors if there is an index of vectors."""
-    for index in table.list_indices():
-        if index.index_type in _REBUILT:
-            table.drop_index(index.name)
-    for _ in range(_PASSES):  # Lance compacts in one pass what it indexed in the one before
-        unchanged = table.version
+        for index in table.list_indices():
+            if index.index_type in _REBUILT:
+                table.drop_index(index.name)
         table.optimize(cleanup_older_than=_FOREVER)
-        if table.version == unchanged:
-            break
-
-
-def _index_columns(table: Table, names: set[str]) -> None:
-    """Make the indexes of some columns that a table lacks; and of the words of its texts, if they are not too many."""
-    existing = index_names(table)
-    for name in sorted(names - {TEXT, *existing} & {*table.schema.names}):
-        table.create_index(name, config=BTree(), name=name)
-    wants_words = TEXT not in existing and (TEXT in names or table.count_rows() <= MOST_WORDS)
-    if wants_words and table.count_rows(f"{TEXT} is not null"):
-        table.create_index(TEXT, config=FTS(stem=False, remove_stop_words=False), name=TEXT)
+    if before is None or optimize:
+        missing = names - {*index_names(table)}
+        for name in sorted(missing & {*table.schema.names} - {TEXT}):
+            table.create_index(name, config=BTree(), name=name)
+        wants_words = TEXT in missing or (table.count_rows() <= MOST_WORDS and TEXT not in index_names(table))
+        if wants_words and table.count_rows(f"{TEXT} is not null"):
+            few: Any = {"base_tokenizer": "ngram", "ngram_min_length": 1, "ngram_max_length": 3}
+            many: Any = {"base_tokenizer": "icu", "max_token_length": None}  # cuts each script into its words
+            cut = few if table.count_rows() <= MOST_MISTYPED else many
+            table.create_index(TEXT, config=FTS(stem=False, remove_stop_words=False, **cut), name=TEXT)
+    _move_tag(uri, table, before)
+    if before is not None:
+        table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance cleans nothing up while an old version has a tag
+        _move_tag(uri, table, published_version(table))
 
 
 def index_names(table: Table) -> list[str]:
@@ -263,12 +258,8 @@ def id_conditions(ids: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def writing(uri: str | Path, process: str | None = None) -> Iterator[None]:
+def writing(uri: str | Path) -> Iterator[None]:
     """Be the one writer of a collection in a folder; elsewhere, Lance orders the commits of several.
-
-    Args:
-        uri: Of the collection.
-        process: The name of a further process of the same run.
 
     Raises:
         ValueError: Another process writes, the folder holds something else, or the collection can only be read.
@@ -277,18 +268,13 @@ def writing(uri: str | Path, process: str | None = None) -> Iterator[None]:
         raise ValueError(f"{str(uri)!r} can only be read: copy it with `conjoin copy`, or change it and push it again")
     os.environ.setdefault("LANCE_DEFAULT_FRAGMENT_READAHEAD", "1")  # memory of compaction: 100 instead of 170 MB
     folder = local_folder(uri)
-    lock = None
-    if folder is not None:
-        check_place(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(folder) if process is None else lock_also(folder, process)
-    try:
-        if folder is not None and process is None:
-            remove_temporary(folder)  # of killed processes
+    if folder is None:
         yield
-    finally:
-        if lock is not None:
-            lock.release()
+        return
+    check_place(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        yield
 
 
 @contextmanager
@@ -314,7 +300,8 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
     """Name the collection, or the condition, in what Lance raises.
 
     Raises:
-        DamagedError: A file is missing or damaged.
+        DamagedError: A file of a folder is missing or damaged.
+        OSError: A file may not be read, or the collection is elsewhere and cannot be reached.
         ValueError: The condition cannot be evaluated.
     """
     try:
@@ -326,7 +313,19 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
             hint = "; `conjoin encode --keep NAME:number` reads texts as numbers" if is_number else ""
             reason = f"cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
             raise ValueError(f"the condition {where!r:.200} {reason}") from error
-        raise DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}") from error
+        raise _unreadable(uri, error) from error
+
+
+def _unreadable(uri: str | Path, error: Exception) -> Exception:
+    """The error of a collection that Lance cannot read: only files on this machine are called damaged."""
+    if local_folder(uri) is None:
+        return ConnectionError(
+            f"the collection {str(uri)!r} cannot be read: {_first_line(error)}; check the address, the network and "
+            "your credentials"
+        )
+    if "permission denied" in str(error).lower():
+        return PermissionError(f"the collection {str(uri)!r} may not be read: {_first_line(error)}")
+    return DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}")
 
 
 def _connect(uri: str | Path, writes: bool) -> Any:  # noqa: ANN401 - lancedb.DBConnection
@@ -335,10 +334,6 @@ def _connect(uri: str | Path, writes: bool) -> Any:  # noqa: ANN401 - lancedb.DB
         os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(2**25))
     session = lancedb.Session(_CACHED, _CACHED) if writes else None
     return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"), session=session)
-
-
-def _exists(database: Any) -> bool:  # noqa: ANN401 - lancedb.DBConnection
-    return _NAME in database.list_tables().tables
 
 
 def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
@@ -380,18 +375,15 @@ def _first_line(error: BaseException) -> str:
 
 def _publish_files(folder: Path, version: int, before: int | None) -> None:
     """Write the checksums of a version that is about to be published; readers still see `before`, if any."""
-    sums = folder / FOLDER_CHECKSUMS
-    known, verified = _known(sums), _recall(folder)
-    hashed = {}
-    for path in sorted(_files(folder)):
-        name = path.relative_to(folder).as_posix()
-        is_known = name in known and verified.get(name) == _state(path)
-        hashed[name] = known[name] if is_known else file_digest(path)
+    known = read_checksums(folder)  # a file of Lance never changes
+    names = sorted(path.relative_to(folder).as_posix() for path in _files(folder))
+    sums = {name: known[name][0] if name in known else file_digest(folder / name) for name in names}
     versions = dict.fromkeys([version, *([] if before is None else [before])])
-    lines = [f"# {len(hashed)} files", *(f"# version {number}" for number in versions)]
-    lines += [f"{value}  {name}" for name, value in hashed.items()]
-    write_text(sums, "\n".join(lines) + "\n")
-    _remember(folder, hashed)
+    lines = [f"# {len(sums)} files", *(f"# version {number}" for number in versions)]
+    write_text(
+        folder / FOLDER_CHECKSUMS, "".join(f"{line}\n" for line in lines + [f"{v}  {k}" for k, v in sums.items()])
+    )
+    _remember(folder, sums)
 
 
 def check_files(folder: Path, version: int, everything: bool = False) -> None:
@@ -410,7 +402,7 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
     sums = folder / FOLDER_CHECKSUMS
     if not sums.is_file():
         raise DamagedError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
-    versions, hashed = _read_sums(sums)
+    versions, hashed = _read_sums(folder)
     if version not in versions:
         raise DamagedError(
             f"{str(sums)!r} is of version {versions} of the collection, and version {version} is published; {_REMEDY}"
@@ -435,32 +427,13 @@ def _files(folder: Path) -> Iterable[Path]:
     return (path for path in table.rglob("*") if path.is_file() and not _MUTABLE & {*path.relative_to(table).parts})
 
 
-def _known(sums: Path) -> dict[str, str]:
-    """The checksums so far; none if they are missing or damaged."""
-    try:
-        return _read_sums(sums)[1]
-    except (FileNotFoundError, DamagedError):
-        return {}
-
-
-def _read_sums(path: Path) -> tuple[list[int], dict[str, str]]:
-    versions: list[int] = []
-    hashed: dict[str, str] = {}
-    count = None
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        version, counted, entry = (form.fullmatch(line) for form in (_VERSION, _COUNT, _LINE))
-        if version:
-            versions.append(int(version[1]))
-        elif counted:
-            count = int(counted[1])
-        elif entry and ".." not in Path(entry[2]).parts and not Path(entry[2]).is_absolute():
-            hashed[entry[2]] = entry[1]
-        else:
-            count = None
-            break
-    if count != len(hashed):
-        raise DamagedError(f"the file {str(path)!r} is truncated or damaged; {_REMEDY}")
-    return versions, hashed
+def _read_sums(folder: Path) -> tuple[list[int], dict[str, str]]:
+    """The versions that the checksums are of, and the checksum of each file."""
+    text = (folder / FOLDER_CHECKSUMS).read_text(encoding="utf-8", errors="replace")
+    count, hashed = _COUNT.search(text), {name: digests[0] for name, digests in read_checksums(folder).items()}
+    if count is None or int(count[1]) != len(hashed):
+        raise DamagedError(f"the file {str(folder / FOLDER_CHECKSUMS)!r} is truncated or damaged; {_REMEDY}")
+    return [int(number) for number in _VERSION.findall(text)], hashed
 
 
 def _state(path: Path) -> list[int]:

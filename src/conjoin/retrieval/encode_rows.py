@@ -1,10 +1,9 @@
-"""Rows on their way into a collection: read, compared with those it has, encoded, and fitted to its columns."""
+"""Rows on their way into a collection: read in chunks, compared with those it has, encoded, made an Arrow table."""
 
-import itertools
 import os
-import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
@@ -13,306 +12,326 @@ import pyarrow as pa
 from lancedb.table import Table
 
 from conjoin.data.columns import undecoded
-from conjoin.data.row_checks import UniqueIds, id_keys
+from conjoin.data.row_checks import Skipped, UniqueIds, id_keys, require_unique
 from conjoin.data.row_images import row_item
 from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
-from conjoin.retrieval.collection_table import OWN_COLUMNS, TEXT
+from conjoin.retrieval.collection_table import (
+    ITEM_DIGEST,
+    OWN_COLUMNS,
+    PICTURE,
+    ROW_DIGEST,
+    TEXT,
+    VECTOR,
+    id_conditions,
+    reading,
+)
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.options import EncodeOptions
+from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import item_digest, row_digest
 
 Row = Mapping[str, Any]
-_DIGESTS_AT_ONCE = 2**20
-_ATTEMPTS = 20
-_WIDER = "_{}_as_double"
+SECONDS_PER_COMMIT = 20.0
 
 
-class KnownRows(NamedTuple):
-    """What is known of some rows, by their ids.
-
-    Attributes:
-        found: Whether each is in the collection, `(N,)`.
-        stamps: Its `row_stamp` there, `(N,)` int64.
-        repeated: Whether its id occurred before in the data, `(N,)`.
-    """
-
-    found: np.ndarray
-    stamps: np.ndarray
-    repeated: np.ndarray
-
-
-class RowDigests:
-    """The rows of a collection and of the data, as 64-bit digests of their ids in sorted blocks.
-
-    A row of the collection takes 17 bytes, another one of the data 8.
-    """
-
-    def __init__(self) -> None:
-        self._keys: list[np.ndarray] = []
-        self._values: list[np.ndarray] = []
-        self._seen: list[np.ndarray] = []
-        self._recent: list[tuple[np.ndarray, np.ndarray]] = []
-        self._new = UniqueIds()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Add rows of the collection: the keys of their ids `(N,)` uint64, and their stamps `(N,)` int64."""
-        self._recent.append((keys, values))
-        self._count += len(keys)
-        if sum(len(some) for some, _ in self._recent) >= _DIGESTS_AT_ONCE:
-            self._sort()
-
-    def _sort(self) -> None:
-        """Make a block of what was added since the last one: each of them costs time in `find`."""
-        if self._recent:
-            keys, values = (np.concatenate(parts) for parts in zip(*self._recent, strict=True))
-            order = np.argsort(keys)
-            self._keys.append(keys[order])
-            self._values.append(values[order])
-            self._seen.append(np.zeros(len(order), dtype=bool))
-            self._recent = []
-
-    def find(self, keys: np.ndarray) -> KnownRows:
-        """Look up rows of the data by their keys `(N,)`, and mark them as seen."""
-        self._sort()
-        is_known, repeated = np.zeros(len(keys), dtype=bool), UniqueIds().add(keys)
-        stamps = np.zeros(len(keys), dtype=np.int64)
-        for sorted_keys, values, seen in zip(self._keys, self._values, self._seen, strict=True):
-            indices = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
-            hit = sorted_keys[indices] == keys
-            at = indices[hit]
-            stamps[hit], is_known[hit] = values[at], True
-            repeated[hit] |= seen[at]
-            seen[at] = True
-        repeated[~is_known] |= self._new.add(keys[~is_known])
-        return KnownRows(is_known, stamps, repeated)
-
-    def unseen(self, keys: np.ndarray) -> np.ndarray:
-        """Return which of the keys `(N,)` are in the collection and were not looked up by `find`."""
-        self._sort()
-        left = np.zeros(len(keys), dtype=bool)
-        for sorted_keys, seen in zip(self._keys, self._seen, strict=True):
-            indices = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
-            left |= (sorted_keys[indices] == keys) & ~seen[indices]
-        return left
-
-
-class RowSource:
-    """Rows in order, once, in chunks; their images stay undecoded where that is possible.
-
-    Args:
-        rows: Mappings, or a dataset.
-        chunk: Rows of a chunk.
-        rank: Which of several processes this is; it gets the chunks `rank`, `rank + world_size` ...
-        world_size: How many they are.
-
-    Attributes:
-        count: How many rows there are, if that is known.
-        position: How many were read so far.
-        sums: A checksum of the ids of the chunks of each process, as far as this one reads them.
-    """
-
-    def __init__(self, rows: Iterable[Row], chunk: int, rank: int = 0, world_size: int = 1) -> None:
-        self.chunk, self.rank, self.world_size = chunk, rank, world_size
-        self.count = len(rows) if isinstance(rows, Sized) else None
-        self.position = 0
-        self.sums = [0] * world_size
-        self._dataset: datasets.Dataset | None = None
-        self._iterator: Iterator[Row] = iter(())
-        if isinstance(rows, datasets.Dataset):
-            _require_id(rows.column_names)
-            self._dataset = undecoded(rows)
-        elif isinstance(rows, datasets.IterableDataset):
-            _require_id(rows.column_names or ["id"])
-            self._iterator = iter(rows.decode(False) if rows.features else rows)
-        else:
-            self._iterator = iter(rows)
-
-    def __iter__(self) -> Iterator[tuple[int, list[str], list[Row] | None]]:
-        """The first row and the ids of each chunk, and its rows if they are for this process; process 0 sees all."""
-        for number in itertools.count():
-            is_own = number % self.world_size == self.rank
-            rows = self._next(is_own)
-            if not rows:
-                return
-            ids = [self._id(row, index) for index, row in enumerate(rows)] if is_own or self.rank == 0 else []
-            if self.world_size > 1:
-                self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(id_keys(ids)))
-            start = self.position
-            self.position += len(rows)
-            yield start, ids, rows if is_own else None
-
-    def _next(self, is_own: bool) -> list[Row]:
-        if self._dataset is None:
-            return list(itertools.islice(self._iterator, self.chunk))
-        chosen = range(self.position, min(self.position + self.chunk, len(self._dataset)))
-        if not is_own:
-            ids = self._dataset["id"][chosen.start : chosen.stop] if self.rank == 0 else [None] * len(chosen)
-            return [{"id": id_} for id_ in ids]
-        columns = self._dataset[chosen.start : chosen.stop] if chosen else {}
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-    def _id(self, row: Row, index: int) -> str:
-        name = f"row {self.position + index}"
-        if not isinstance(row, Mapping):
-            raise ItemError(name, f'expected a mapping with "id" and "image" and/or "text", got {row!r:.80}')
-        id_ = row.get("id")
-        if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
-            raise ItemError(name, f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
-        try:
-            str(id_).encode()
-        except UnicodeEncodeError as error:
-            raise ItemError(name, f"the id {id_!r:.80} is no valid Unicode text: {error.reason}") from error
-        return str(id_)
-
-
-class RowEncoder:
-    """Encodes rows, and records what they are made of.
-
-    Args:
-        encoder: Computes the vectors.
-        options: Which prompt the rows get, and in which role.
-        skip: Whether rows that cannot be used are left out.
-
-    Attributes:
-        parts: The parts that the rows so far had.
-        has_several: Whether one of them had several images.
-    """
-
-    def __init__(self, encoder: ItemEncoder, options: EncodeOptions, skip: bool) -> None:
-        self.encoder, self.skip = encoder, skip
-        self.how: dict[str, Any] = {"role": options.role, "prompt": options.prompt, "prompt_name": options.prompt_name}
-        self.parts: set[str] = set()
-        self.has_several = False
-
-    def encode(
-        self,
-        ids: Sequence[str],
-        rows: Sequence[Row],
-        parts: Sequence[Mapping[str, Any]],
-        bar: Any,  # noqa: ANN401 - a progress bar
-    ) -> tuple[np.ndarray, dict[int, str]]:
-        """Encode the parts of rows; returns the vectors `(n, D)` of those that can be used, and why others cannot.
-
-        Raises:
-            ValueError: A row cannot be used, and `skip` is not set.
-        """
-        inputs: list[Any] = []
-        reasons: dict[int, str] = {}
-        for index, (id_, row) in enumerate(zip(ids, rows, strict=True)):
-            item, problem = _input(id_, row, parts[index])
-            inputs.append(item)
-            if problem is not None and not self.skip:
-                raise ValueError(problem)
-            if problem is not None:
-                reasons[index] = problem
-        usable = [index for index in range(len(rows)) if index not in reasons]
-        bar.update(len(reasons))
-        if not usable:
-            return np.empty((0, 0), dtype=np.float32), reasons
-
-        def skip_item(position: int, error: Exception) -> None:
-            reasons[usable[position]] = str(error)
-
-        options: dict[str, Any] = self.how | ({"on_unusable": skip_item} if self.skip else {})
-        chosen = [inputs[index] for index in usable], [ids[index] for index in usable]
-        vectors = self.encoder.encode(*chosen, on_batch=bar.update, **options)
-        used = [position for position, index in enumerate(usable) if index not in reasons]
-        for position in used:
-            self.note(parts[usable[position]])
-        return vectors[used], reasons
-
-    def note(self, parts: Mapping[str, Any]) -> None:
-        """Record what a row is made of."""
-        self.parts.update(parts)
-        if isinstance(parts.get("image"), list):
-            self.has_several |= count_images(row_item(parts)) > 1
-
-
-def row_stamp(row: Row, parts: Mapping[str, Any]) -> int:
-    """A digest of all that a collection takes of a row; of an image file, its path, size and time.
-
-    Of a row that is a text alone, it is the `item_digest` of the text.
-    """
-    if "image" not in parts and not row.get("metadata"):
-        return item_digest(parts)
-    return row_digest({**parts, "metadata": row.get("metadata") or {}})
-
-
-def row_parts(id_: str, row: Row) -> dict[str, Any]:
-    """The image and the text of a row, those it has.
+def read_chunks(rows: Iterable[Row], size: int) -> Iterator[tuple[int, list[str], list[Row]]]:
+    """The number of the first row, the ids and the rows of each chunk; images stay undecoded where that is possible.
 
     Raises:
-        ValueError: It has neither.
+        ItemError: A row is no mapping, or its id is no text and no whole number.
     """
-    parts = {key: row[key] for key in ("image", "text") if row.get(key) is not None}
-    return check_parts(parts, f"item {id_!r}")
+    batches: Iterator[list[Row]]
+    if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        if "id" not in (rows.column_names or ["id"]):
+            raise ValueError(f'the dataset has no column "id", it has {rows.column_names}')
+        columns = undecoded(rows).iter(size)
+        batches = ([dict(zip(each, row, strict=True)) for row in zip(*each.values(), strict=True)] for each in columns)
+    else:
+        iterator = iter(rows)
+        batches = iter(lambda: [row for _, row in zip(range(size), iterator, strict=False)], [])
+    start = 0
+    for batch in batches:
+        yield start, [_id(row, f"row {start + index}") for index, row in enumerate(batch)], batch
+        start += len(batch)
+
+
+def _id(row: Row, name: str) -> str:
+    if not isinstance(row, Mapping):
+        raise ItemError(name, f'expected a mapping with "id" and "image" and/or "text", got {row!r:.80}')
+    id_ = row.get("id")
+    if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
+        raise ItemError(name, f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
+    try:
+        str(id_).encode()
+    except UnicodeEncodeError as error:
+        raise ItemError(name, f"the id {id_!r:.80} is no valid Unicode text: {error.reason}") from error
+    return str(id_)
+
+
+class KnownRows:
+    """The rows that a table has at first, by 64-bit digests of their ids, in 17 bytes each.
+
+    Attributes:
+        states: Of each row of the table: 0 if the data did not have it yet, 1 if it had, 2 if it cannot be used now.
+    """
+
+    def __init__(self, uri: str | Path, table: Table | None) -> None:
+        self.uri, self.table, self._ids = uri, table, UniqueIds()
+        keys, digests = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)]
+        with reading(uri):
+            for batch in () if table is None else table.search().select(["id", ROW_DIGEST]).to_batches():
+                keys.append(id_keys(batch["id"].to_pylist()))
+                digests.append(batch[ROW_DIGEST].to_numpy())
+        all_keys = np.concatenate(keys)
+        order = np.argsort(all_keys)
+        self._keys, self._digests = all_keys[order], np.concatenate(digests)[order]
+        self.states = np.zeros(len(order), dtype=np.uint8)
+
+    def positions(self, ids: Sequence[str]) -> np.ndarray:
+        """Return where the table's rows of some ids stand in `states`, `(N,)`; -1 for those that it has not."""
+        return self._positions(id_keys(ids))
+
+    def _positions(self, keys: np.ndarray) -> np.ndarray:
+        if not len(self._keys):
+            return np.full(len(keys), -1)
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[at] == keys, at, -1)
+
+    def see(self, ids: Sequence[str], start: int | None) -> np.ndarray:
+        """Note rows of the data, and return their `positions`.
+
+        Args:
+            ids: Of the rows.
+            start: The number of the first one in the data; None if it is not known.
+
+        Raises:
+            ItemError: An id occurred before.
+        """
+        keys = id_keys(ids)
+        require_unique(ids, self._ids.add(keys), start)
+        positions = self._positions(keys)
+        self.states[positions[positions >= 0]] = 1
+        return positions
+
+    def digests(self, positions: np.ndarray) -> np.ndarray:
+        """Return the row digests at some positions, `(N,)` int64; 0 for position -1."""
+        return (
+            np.where(positions >= 0, self._digests[positions], 0) if len(self._digests) else np.zeros(len(positions))
+        )
+
+    def vectors(self, digests: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Return the vectors of the ids whose rows in the table have the given item digests."""
+        found: dict[str, np.ndarray] = {}
+        for where in id_conditions(list(digests)):
+            if self.table is not None:
+                with reading(self.uri):
+                    stored = (
+                        self.table.search().where(where).select(["id", ITEM_DIGEST, VECTOR]).to_arrow().to_pylist()
+                    )
+                same = (row for row in stored if row[ITEM_DIGEST] == digests[row["id"]])
+                found |= {row["id"]: np.array(row[VECTOR], dtype=np.float32) for row in same}
+        return found
+
+
+class Encoded(NamedTuple):
+    """Some rows of a chunk.
+
+    Attributes:
+        new: Those that the table has not, as it holds them.
+        changed: Those that it has otherwise, likewise.
+        encoded: How many of them went through the model.
+        unchanged: How many rows are in the table as they are in the data.
+        skipped: Those that cannot be used.
+        parts: `"image"` and `"text"`, as far as rows have them.
+        several: Whether a row has several images.
+    """
+
+    new: pa.Table | None = None
+    changed: pa.Table | None = None
+    encoded: int = 0
+    unchanged: int = 0
+    skipped: Sequence[Skipped] = ()
+    parts: frozenset[str] = frozenset()
+    several: bool = False
+
+
+def encode_rows(
+    start: int | None,
+    ids: Sequence[str],
+    rows: Sequence[Row],
+    known: KnownRows,
+    encoder: ItemEncoder,
+    options: EncodeOptions,
+    bar: Any,  # noqa: ANN401 - a progress bar
+) -> Iterator[Encoded]:
+    """Encode the rows of a chunk that are new or changed; what is done is given every 20 seconds, and before an error.
+
+    Args:
+        start: The number of the first row in the data; None if it is not known.
+        ids: Of the rows.
+        rows: The rows.
+        known: The rows of the table.
+        encoder: Computes the vectors.
+        options: How.
+        bar: Shows progress.
+
+    Raises:
+        ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
+    """
+    positions = known.positions(ids)
+    parts = [_parts(row, id_) for id_, row in zip(ids, rows, strict=True)]
+    digests = [_row_digest(*each) for each in zip(rows, parts, strict=True)]
+    is_same = (positions >= 0) & (known.digests(positions) == np.array(digests, dtype=np.int64))
+    changed = np.flatnonzero(~is_same).tolist()
+    contents = {index: _digest(item_digest, parts[index]) for index in changed}
+    stored = known.vectors({ids[index]: contents[index] for index in changed if positions[index] >= 0})
+    vectors = {index: stored[ids[index]] for index in changed if ids[index] in stored}
+    items: dict[int, Any] = {}
+    skipped: list[Skipped] = []
+
+    def skip(index: int, error: Exception) -> None:
+        if options.on_error == "raise":
+            raise error
+        skipped.append(Skipped(None, None if start is None else start + index, ids[index], str(error)))
+
+    for index in (index for index in changed if index not in vectors):
+        try:
+            items[index] = _item(rows[index], parts[index], f"item {ids[index]!r}")
+        except ValueError as error:
+            skip(index, error)
+    bar.update(len(rows) - len(items))
+    order = list(items)
+
+    def done(unchanged: int) -> Encoded:
+        """What is encoded since the last time."""
+        used = sorted(vectors)
+        seen = [parts[index] for index in (*used, *(np.flatnonzero(is_same).tolist() if unchanged else ()))]
+        tables: list[pa.Table | None] = []
+        for is_new in (True, False):
+            some = [index for index in used if (positions[index] < 0) == is_new]
+            tables.append(_table([(ids[n], rows[n], vectors[n], contents[n], digests[n]) for n in some], options))
+        images = [each["image"] for each in seen if isinstance(each.get("image"), list)]
+        several = any(count_images(row_item({"image": image})) > 1 for image in images)
+        encoded = sum(index in items for index in used)
+        result = Encoded(tables[0], tables[1], encoded, unchanged, (*skipped,), frozenset().union(*seen), several)
+        vectors.clear()
+        skipped.clear()
+        return result
+
+    how: dict[str, Any] = {"role": options.role, "prompt": options.prompt, "prompt_name": options.prompt_name}
+    how["on_unusable"] = lambda position, error: skip(order[position], error)
+    since = time.monotonic()
+    try:
+        chosen = [items[index] for index in order], [ids[index] for index in order]
+        for batch, usable, encoded in encoder.encode_batches(*chosen, **how) if items else ():
+            vectors |= zip((order[position] for position in usable), encoded, strict=True)
+            bar.update(len(batch))
+            if time.monotonic() - since > SECONDS_PER_COMMIT:
+                yield done(0)
+                since = time.monotonic()
+    except (Exception, KeyboardInterrupt):
+        yield done(0)
+        raise
+    yield done(int(is_same.sum()))
+
+
+def _digest(function: Any, values: Mapping[str, Any]) -> int:  # noqa: ANN401
+    """A digest of values; 0 if they cannot be read: encoding them says why."""
+    try:
+        return int(function(values))
+    except (RecursionError, OSError):
+        return 0
+
+
+def _row_digest(row: Row, parts: Mapping[str, Any]) -> int:
+    return _digest(row_digest, {**parts, "metadata": row.get("metadata") or {}}) if parts else 0
+
+
+def _parts(row: Row, id_: str) -> dict[str, Any]:
+    """The image and the text of a row, those it has; none of a row with a problem."""
+    if row.get("problem") is not None:
+        return {}
+    return check_parts({key: row[key] for key in ("image", "text") if row.get(key) is not None}, f"item {id_!r}")
+
+
+def _item(row: Row, parts: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+    if row.get("problem") is not None:
+        raise ValueError(str(row["problem"]))
+    return row_item(parts, name)
 
 
 def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
-    """Return the paths or URLs of an image or of several; images without one, such as bytes, are skipped."""
-    paths = []
-    for single in image if isinstance(image, list | tuple) else [] if image is None else [image]:
-        path = single.get("path") if isinstance(single, Mapping) else single
-        if isinstance(path, str | os.PathLike) and not str(path).startswith("data:"):
-            paths.append(str(path))
-    return [path for path in paths if path]
+    """Return the paths or URLs of an image or of several; images without one, such as bytes, are left out."""
+    several = image if isinstance(image, list | tuple) else [image]
+    named = [single.get("path") if isinstance(single, Mapping) else single for single in several]
+    paths = [str(path) for path in named if path and isinstance(path, str | os.PathLike)]
+    return [path for path in paths if not path.startswith("data:")]
 
 
-def kept_values(row: Row, name: str) -> dict[str, Any]:
-    """Return the kept values of a row: its text, its image's paths, and its `"metadata"`.
+def _table(encoded: Sequence[tuple[str, Row, np.ndarray, int, int]], options: EncodeOptions) -> pa.Table | None:
+    """Rows as the table holds them, of their ids, vectors, item digests and row digests; None without rows.
 
     Raises:
-        ValueError: `"metadata"` is no mapping, or names a column of the collection's own.
+        ValueError: A column cannot be kept, or a vector is not finite.
     """
-    text = {TEXT: row["text"]} if isinstance(row.get(TEXT), str) else {}
-    known, kept = {"image": row.get("image"), **text}, row.get("metadata") or {}
-    if not kept:
-        return known
+    if not encoded:
+        return None
+    ids, rows, vectors, contents, digests = zip(*encoded, strict=True)
+    numbers = np.stack(vectors).astype(options.dtype)
+    check_vectors(numbers, None, ids)
+    names = [f"item {id_!r}" for id_ in ids]
+    kept = [_kept_values(row, name) for row, name in zip(rows, names, strict=True)]
+    columns = {
+        "id": pa.array(ids),
+        VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), numbers.shape[1]),
+        "image": pa.array([image_paths(row.get("image")) or None for row in rows], pa.list_(pa.string())),
+        ITEM_DIGEST: pa.array(contents, pa.int64()),
+        ROW_DIGEST: pa.array(digests, pa.int64()),
+    }
+    for column in dict.fromkeys(column for values in kept for column in values):
+        columns[column] = _column(column, [values.get(column) for values in kept])
+    if options.keep_pictures:
+        pictures = [None if row.get("image") is None else make_thumbnail(row["image"], options.keep_pictures, name)
+                    for row, name in zip(rows, names, strict=True)]  # fmt: skip
+        columns[PICTURE] = pa.array(pictures, pa.binary())
+    return pa.table(columns)
+
+
+def _kept_values(row: Row, name: str) -> dict[str, Any]:
+    """The text of a row and its `"metadata"`.
+
+    Raises:
+        ItemError: `"metadata"` is no mapping, or has a name that no column can have.
+    """
+    text = {TEXT: row[TEXT]} if isinstance(row.get(TEXT), str) else {}
+    kept = row.get("metadata") or {}
     if not isinstance(kept, Mapping):
         raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
-    if odd := [column for column in kept if not isinstance(column, str) or not column]:
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be a text')
-    if odd := [column for column in kept if "." in column or "`" in column]:
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
-    if odd := [column for column in kept if column in (*OWN_COLUMNS, *known) or column.startswith("_")]:
-        reason = "the name of a column that the collection has of its own; give it another name in the data"
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}, {reason}')
-    return known | dict(kept)
+    for column in kept:
+        if not isinstance(column, str) or not column:
+            problem = "the name of a column must be a text"
+        elif "." in column or "`" in column:
+            problem = 'the name of a column must be without "." and "`"'
+        elif column in (*OWN_COLUMNS, "image", *text) or column.startswith("_"):
+            problem = "the name of a column that the collection has of its own; give it another name in the data"
+        else:
+            continue
+        raise ItemError(name, f'"metadata" holds {column!r}; {problem}')
+    return text | dict(kept)
 
 
-def _input(id_: str, row: Row, parts: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """The item to encode of a row, and why there is none."""
-    if row.get("problem") is not None:
-        return None, str(row["problem"])
-    try:
-        return row_item(parts, f"item {id_!r}"), None
-    except ItemError as error:
-        return None, str(error)
-
-
-def _require_id(columns: list[str]) -> None:
-    if "id" not in columns:
-        raise ValueError(f'the dataset has no column "id", it has {columns}')
-
-
-def kept_types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
+def kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
     """The types of the kept columns, where the source knows them."""
     features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
     kept = (features or {}).get("metadata")
-    if not isinstance(kept, dict):
-        return {}
-    return {
-        field.name: field.type for field in datasets.Features(kept).arrow_schema if not pa.types.is_null(field.type)
-    }
+    schema = datasets.Features(kept).arrow_schema if isinstance(kept, dict) else ()
+    return {field.name: field.type for field in schema if not pa.types.is_null(field.type)}
 
 
-def make_column(name: str, values: Sequence[Any]) -> pa.Array:
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
     """Values as a column.
 
     Raises:
@@ -330,96 +349,33 @@ def make_column(name: str, values: Sequence[Any]) -> pa.Array:
     return column
 
 
-def fit(rows: pa.Table, table: Table, is_shared: bool = False) -> pa.Table:
-    """Give rows the columns of the table, and the table the columns of the rows.
-
-    Args:
-        rows: To be written.
-        table: Where.
-        is_shared: Whether other processes write into the table as well.
+def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
+    """Give rows the columns of a table, which first gets the columns that are new.
 
     Raises:
         ValueError: A column holds values of another type than before.
     """
-    _add_columns(table, [field for field in rows.schema if not pa.types.is_null(field.type)])
-    schema = table.schema
-    for field in rows.schema:
-        if pa.types.is_floating(field.type) and pa.types.is_integer(schema.field(field.name).type):
-            _widen(table, field.name, is_shared)
-            schema = table.schema
+    known = {*table.schema.names}
+    if added := [each for each in rows.schema if each.name not in known and not pa.types.is_null(each.type)]:
+        table.add_columns(added)
     columns = []
-    for field in schema:
+    for field in table.schema:
+        column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         try:
-            column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-            if new := _new_fields(column.type, field.type):
-                raise pa.ArrowInvalid(f"the field {new[0]!r} is new")
+            if new := _fields(column.type) - _fields(field.type):  # which a cast drops
+                raise pa.ArrowInvalid(f"the field {sorted(new)[0]!r} is new")
             columns.append(column.cast(field.type))
         except pa.ArrowException as error:
             raise ValueError(
                 f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
-                f"{rows.schema.field(field.name).type} now ({error}); give all its values one type"
+                f"{column.type} now ({error}); give all its values one type, such as --keep {field.name}:number"
             ) from error
-    return pa.table(columns, schema=schema)
+    return pa.table(columns, schema=table.schema)
 
 
-def finish_widening(table: Table) -> None:
-    """End what `fit` began in a process that was killed."""
-    names = table.schema.names
-    for name in names:
-        if (wider := _WIDER.format(name)) in names:
-            table.drop_columns([wider])
-            names.remove(wider)
-    for wider in names:
-        if wider.startswith("_"):
-            _rename(table, wider, wider.removeprefix("_").removesuffix("_as_double"))
-
-
-def _add_columns(table: Table, fields: list[pa.Field]) -> None:
-    """Add the columns that a table lacks; other processes may add columns or rows at the same time."""
-    for attempt in range(_ATTEMPTS):
-        names = table.schema.names
-        missing = [field for field in fields if field.name not in names]
-        if not missing:
-            return
-        try:
-            table.add_columns([pa.field(field.name, field.type) for field in missing])
-        except RuntimeError as error:
-            if "commit conflict" not in str(error) or attempt == _ATTEMPTS - 1:
-                raise
-            time.sleep(attempt * random.random() / 10)
-        table.checkout_latest()
-
-
-def _widen(table: Table, name: str, is_shared: bool) -> None:
-    """Make a column of integers one of fractions.
-
-    Raises:
-        ValueError: Other processes write: the integers that they add meanwhile would be lost.
-    """
-    if is_shared:
-        raise ValueError(
-            f"the column {name!r} of the collection holds integers, and some rows have fractions: give all its values "
-            "one type, or run the same with one process, which changes the column"
-        )
-    wider = _WIDER.format(name)
-    quoted = "`" + name.replace("`", "``") + "`"
-    table.add_columns({wider: f"cast({quoted} as double)"})
-    table.drop_columns([name])
-    _rename(table, wider, name)
-
-
-def _rename(table: Table, name: str, new: str) -> None:
-    change: Any = {"path": name, "rename": new}  # its type is too narrow in lancedb 0.40
-    table.alter_columns(change)
-
-
-def _new_fields(given: pa.DataType, known: pa.DataType) -> list[str]:
-    """The fields of mappings, within lists too, that a column does not know: a cast would drop them."""
-    if pa.types.is_struct(given) and pa.types.is_struct(known):
-        fields = [given.field(index) for index in range(given.num_fields)]
-        known_names = {known.field(index).name for index in range(known.num_fields)}
-        new = [field.name for field in fields if field.name not in known_names]
-        return new or [name for field in fields for name in _new_fields(field.type, known.field(field.name).type)]
-    if pa.types.is_list(given) and pa.types.is_list(known):
-        return _new_fields(given.value_type, known.value_type)
-    return []
+def _fields(kind: pa.DataType) -> set[str]:
+    """The names of the fields of mappings, within lists and mappings too."""
+    if pa.types.is_list(kind):
+        return _fields(kind.value_type)
+    inner = [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+    return {field.name for field in inner}.union(*(_fields(field.type) for field in inner))

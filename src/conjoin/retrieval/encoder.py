@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from PIL import Image
 from transformers import ProcessorMixin
 
 from conjoin.constants import SAMPLE_MODEL
-from conjoin.devices import choose_device
-from conjoin.hub.load import load_model
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
@@ -33,10 +31,6 @@ ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("
 """The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
 BATCH_PIXELS = 2**27
 """Images of a batch that are decoded at one time, in pixels: 400 MB."""
-
-
-if TYPE_CHECKING:
-    pass
 
 
 class Inputs(NamedTuple):
@@ -160,45 +154,8 @@ class DescribedProcessor(Protocol):
     def digest(self) -> str: ...
 
 
-class Encoder(Protocol):
-    """What encodes items, whichever kind of model does the work.
-
-    Attributes:
-        name: What error messages and manifests call the model.
-        batch_size: Items per forward pass.
-        device: Where the model runs.
-        dtype: The type of autocast; None computes as the weights are.
-    """
-
-    name: str
-    batch_size: int
-    device: torch.device
-    dtype: torch.dtype | None
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal configuration and weights, wherever the model is stored."""
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """Name and fingerprint."""
-
-    @property
-    def dimension(self) -> int:
-        """Length of an embedding."""
-
-    def encode(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Encode `N` items into `(N, D)` float32, L2-normalised, in the order given; see `ItemEncoder.encode`."""
-
-    def encode_query(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Encode queries."""
-
-    def encode_document(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Encode what queries search."""
-
-
 class ItemEncoder:
-    """Encodes lists of items of any modality with one model: the `Encoder` of every model that `load_encoder` takes.
+    """Encodes lists of items of any modality with one model; `load_encoder` makes one of any model.
 
     Args:
         model: Any model with a `config` whose `model(**batch).embeddings` are `(N, D)`, float and L2-normalised.
@@ -248,40 +205,6 @@ class ItemEncoder:
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
         use_shortcuts(model)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        batch_size: int = 32,
-        device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        num_workers: int = 0,
-        trust_remote_code: bool = False,
-        input_type: str | None = None,
-    ) -> "ItemEncoder":
-        """Load a saved model of this package and its processor, with the installed classes.
-
-        `load_encoder` takes other models, too.
-
-        Args:
-            path: A local folder or the name of a repository on the Hub.
-            batch_size: As for the class.
-            device: As for the class, but `None` takes a GPU when there is one.
-            dtype: As for the class.
-            num_workers: As for the class.
-            trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
-            input_type: As for the class.
-
-        Raises:
-            FileNotFoundError: There is no such model.
-            ValueError: Its weights are damaged, it is no model of this package, or there is no such `device`.
-        """
-        device = choose_device(device)
-        model, processor = load_model(path, trust_remote_code)
-        options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
-        return cls(model, processor, batch_size, device, dtype, **options)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -359,26 +282,18 @@ class ItemEncoder:
         show_progress: bool = False,
         on_batch: Callable[[int], object] | None = None,
         *,
-        prompt: str | Sequence[str | None] | None = None,
-        prompt_name: str | None = None,
-        role: Role | None = None,
         on_unusable: Callable[[int, ItemError], object] | None = None,
+        **options: Any,  # noqa: ANN401 - see `encode_batches`
     ) -> np.ndarray:
         """Encode items into vectors, in the order given.
-
-        Items of one modality and like length share a batch, which saves padding and idle towers.
 
         Args:
             items: Strings, images (PIL, arrays or tensors), `{"text", "image"}` or chat messages, in any mix.
             ids: Names to report in error messages instead of positions.
             show_progress: Show a progress bar.
             on_batch: Called with the number of items done after every batch.
-            prompt: What stands before each item, or the instruction of a model that follows instructions: one text for
-                all items, or one (or None) for each. None for the model's own.
-            prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
-            role: What the items are; `encode_query` and `encode_document` set it.
-            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
-                otherwise; the vector of such an item is NaN.
+            on_unusable: As for `encode_batches`; the vector of such an item is NaN.
+            options: `prompt`, `prompt_name` and `role` of `encode_batches`.
 
         Returns:
             `(N, D)` float32, L2-normalised.
@@ -387,6 +302,42 @@ class ItemEncoder:
             TypeError: `items` is a single item rather than a list.
             ItemError: An item cannot be read or has a vector that is not finite; `MissingFileError` without its file.
             ValueError: There are no items, another number of ids or prompts, or no prompt of this name.
+        """
+        embeddings = None
+        with progress(total=len(items), desc="encoding", unit="item", show=show_progress) as bar:
+            for chunk, usable, vectors in self.encode_batches(items, ids, on_unusable=on_unusable, **options):
+                if embeddings is None and usable:
+                    embeddings = np.full((len(items), vectors.shape[1]), np.nan, dtype=np.float32)
+                if embeddings is not None:
+                    embeddings[usable] = vectors
+                bar.update(len(chunk))
+                if on_batch is not None:
+                    on_batch(len(chunk))
+        return np.full((len(items), self.dimension), np.nan, np.float32) if embeddings is None else embeddings
+
+    def encode_batches(
+        self,
+        items: Sequence[Any],
+        ids: Sequence[str] | None = None,
+        *,
+        prompt: str | Sequence[str | None] | None = None,
+        prompt_name: str | None = None,
+        role: Role | None = None,
+        on_unusable: Callable[[int, ItemError], object] | None = None,
+    ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
+        """Encode items batch by batch: the positions of the batch, those that can be used, and their vectors `(n, D)`.
+
+        Items of one modality and like length share a batch, which saves padding and idle towers.
+
+        Args:
+            items: As for `encode`, which says what is raised.
+            ids: Likewise.
+            prompt: What stands before each item, or the instruction of a model that follows instructions: one text for
+                all items, or one (or None) for each. None for the model's own.
+            prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
+            role: What the items are; `encode_query` and `encode_document` set it.
+            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
+                otherwise.
         """
         check_list(items)
         if not items:
@@ -402,22 +353,13 @@ class ItemEncoder:
         known = [None] * len(items) if ids is None else ids
         named = [_NamedItem(*each) for each in zip(names, items, prompts, known, strict=True)]
         batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
-        rows: list[np.ndarray] = []
-        done: list[int] = []
-        shown = progress(total=len(items), desc="encoding", unit="item", show=show_progress)
-        with evaluation_mode(self.model), shown as bar:
-            for chunk, batch in zip(chunks, batches, strict=True):
-                usable = _usable(chunk, batch, on_unusable)
-                if batch.inputs is not None:
-                    rows.append(self._forward(batch.inputs, [names[position] for position in usable], role))
-                    done += usable
-                bar.update(len(chunk))
-                if on_batch is not None:
-                    on_batch(len(chunk))
-        embeddings = np.full((len(items), rows[0].shape[1] if rows else self.dimension), np.nan, dtype=np.float32)
-        if rows:
-            embeddings[done] = np.concatenate(rows)
-        return embeddings
+        for chunk, batch in zip(chunks, batches, strict=True):
+            usable = _usable(chunk, batch, on_unusable)
+            vectors = np.empty((0, 0), dtype=np.float32)
+            if batch.inputs is not None:
+                with evaluation_mode(self.model):
+                    vectors = self._forward(batch.inputs, [names[position] for position in usable], role)
+            yield chunk, usable, vectors
 
     def _prepared(self, batches: list[list[_NamedItem]]) -> Iterator[_Batch]:
         """The processed batches, in order; made by worker processes when there are any."""

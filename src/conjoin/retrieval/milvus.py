@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection, as_result
+from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.vectors import SearchResult, check_search
+from conjoin.retrieval.vectors import SearchResult, as_result, check_search
 
 _LITE = re.compile(r"(.+\.db)/(\w+)")
 _SERVER = re.compile(r"(https?://[^/]+)/(\w+)")
@@ -48,18 +48,19 @@ class MilvusCollection:
 
     def __init__(self, uri: str | Path) -> None:
         self.uri = str(uri)
-        self._client, self._name = _connect(self.uri)
-        if not self._call("has_collection", self._name):
+        self._call, name = _connect(self.uri)
+        if not self._call("has_collection", name):
             raise FileNotFoundError(f"there is no collection at {self.uri!r}: run `conjoin copy`")
-        described = self._call("describe_collection", self._name)
+        described = self._call("describe_collection", name)
         properties = described.get("properties", {})
         if _METADATA not in properties:
             raise ValueError(f"the collection at {self.uri!r} was not copied there by `conjoin copy`")
-        self._metadata = json.loads(properties[_METADATA])
+        self._name, self._metadata = name, json.loads(properties[_METADATA])
         self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(properties[_SCHEMA])))
-        vector = next(field for field in described["fields"] if field["name"] == "vector")
-        self.dimension: int = vector["params"]["dim"]
-        self._call("load_collection", self._name)
+        self.dimension: int = next(
+            field["params"]["dim"] for field in described["fields"] if field["name"] == "vector"
+        )
+        self._call("load_collection", name)
 
     @classmethod
     def open(cls, uri: str | Path) -> "MilvusCollection":
@@ -87,23 +88,18 @@ class MilvusCollection:
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
             raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
-        results = self._call(
-            "search", self._name, data=queries.tolist(), limit=int(k), filter=where or "", anns_field="vector"
-        )
-        pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in results]
-        return as_result(
-            [([id_ for _, id_ in row], np.array([-s for s, _ in row], dtype=np.float32)) for row in pairs]
-        )
+        found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
+        pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in found]
+        scores = [np.array([-distance for distance, _ in row], dtype=np.float32) for row in pairs]
+        return as_result([([id_ for _, id_ in row], values) for row, values in zip(pairs, scores, strict=True)])
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """As `Collection.rows`; thumbnails are not copied, and dates are texts."""
         by_id: dict[str, dict[str, Any]] = {}
         for start in range(0, len(ids), _ROWS_AT_ONCE):
-            chosen = json.dumps(
-                list(ids[start : start + _ROWS_AT_ONCE]), ensure_ascii=False
-            )  # Lite takes no parameters
+            chosen = json.dumps([*ids[start : start + _ROWS_AT_ONCE]], ensure_ascii=False)  # Lite takes no parameters
             for row in self._call("query", self._name, filter=f"id in {chosen}", output_fields=["*"]):
-                by_id[row["id"]] = {name: value for name, value in row.items() if name not in ("id", "vector")}
+                by_id[row["id"]] = {name: value for name, value in row.items() if name != "vector"}
         if missing := [id_ for id_ in ids if id_ not in by_id]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return [by_id[id_] for id_ in ids]
@@ -116,9 +112,6 @@ class MilvusCollection:
         """As `Collection.select`, with a condition in Milvus's language."""
         pages = self._call("query_iterator", self._name, filter=where, output_fields=["id"])
         return [row["id"] for page in iter(pages.next, []) for row in page]
-
-    def _call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        return call(self._client, self.uri, method, *args, **options)
 
 
 def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool = False) -> MilvusCollection:
@@ -136,19 +129,15 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
         ConnectionError: The server does not answer.
         ValueError: Milvus refuses a row or a column; the message is its own.
     """
-    client, alias = _connect(str(uri))
-
-    def do(method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        return call(client, str(uri), method, *args, **options)
-
+    do, alias = _connect(str(uri))
     before = do("describe_alias", alias)["collection_name"] if do("has_collection", alias) else None
     taken = set(do("list_collections"))
     name = next(name for number in range(len(taken) + 1) if (name := f"{alias}_{number}") not in taken)
-    types = _import_milvus().DataType
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    milvus = _import_milvus()
+    types, schema = milvus.DataType, milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=True)
     schema.add_field("id", types.VARCHAR, is_primary=True, max_length=_LONGEST)
     schema.add_field("vector", types.FLOAT_VECTOR, dim=collection.dimension)
-    indexed = client.prepare_index_params()
+    indexed = milvus.MilvusClient.prepare_index_params()
     indexed.add_index("vector", index_type="AUTOINDEX", metric_type="IP")
     described = {
         _METADATA: json.dumps(dict(collection.metadata)),
@@ -189,31 +178,31 @@ def _plain(name: str, value: Any) -> Any:  # noqa: ANN401 - a value of a row
     return value if isinstance(value, str | bool | int | float | list | dict) else str(value)
 
 
-def call(client: Any, uri: str, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - pymilvus has no types
-    """Call a method of Milvus's client.
+def _connect(uri: str) -> tuple[Callable[..., Any], str]:
+    """What calls a method of Milvus's client, and the name of the collection.
 
     Raises:
         ConnectionError: The server does not answer.
-        ValueError: It refuses; the message is its own.
+        ValueError: It is no address of Milvus; or, of a call, Milvus refuses; the message is its own.
     """
-    try:
-        return getattr(client, method)(*args, **options)
-    except _import_milvus().MilvusException as error:
-        if error.code in (1, 2) and "connect" in str(error).lower():
-            raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
-        raise ValueError(f"Milvus at {uri!r} refuses {method}: {error.message}") from error
-
-
-def _connect(uri: str) -> tuple[Any, str]:
-    """A client, and the name of the collection."""
     match = _SERVER.fullmatch(uri) or _LITE.fullmatch(uri)
     if match is None:
         raise ValueError(f"{uri!r} is no address of a collection in Milvus; expected http://HOST:PORT/NAME")
     milvus = _import_milvus()
     try:
-        return milvus.MilvusClient(match[1], token=_token(match[1])), match[2]
+        client = milvus.MilvusClient(match[1], token=_token(match[1]))
     except milvus.MilvusException as error:
         raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
+
+    def call(method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - pymilvus has no types
+        try:
+            return getattr(client, method)(*args, **options)
+        except milvus.MilvusException as error:
+            if error.code in (1, 2) and "connect" in str(error).lower():
+                raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
+            raise ValueError(f"Milvus at {uri!r} refuses {method}: {error.message}") from error
+
+    return call, match[2]
 
 
 def _token(server: str) -> str:

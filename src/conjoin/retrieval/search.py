@@ -1,8 +1,9 @@
 """From an address to something that is searched, and from items to results."""
 
 from collections.abc import Collection as Container, Iterator, Mapping, Sequence
+from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,52 +11,19 @@ import torch
 
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.processing.item_error import ItemError
-from conjoin.retrieval.collection import Collection, as_result
-from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
+from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
-from conjoin.retrieval.vectors import SearchResult, exact_search, truncate
+from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, exact_search, truncate
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
 
 
-class Searchable(Protocol):
-    """What can be searched: a `Collection`, a `FaissIndex` of one, a `MilvusCollection`.
-
-    Attributes:
-        uri: Where it lies.
-        dimension: Length of a vector.
-    """
-
-    uri: str
-    dimension: int
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-
-    @property
-    def model(self) -> ModelIdentity:
-        """The model that made the vectors, and its input type if there are items with several images."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of the columns that a condition may name."""
-
-    def search(
-        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
-    ) -> SearchResult:
-        """The k most similar rows to each query `(Q, D)`; see `Collection.search`."""
-
-    def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
-        """What is known of some rows; see `Collection.rows`."""
-
-    def check(self, where: str) -> None:
-        """Make sure that a condition can be evaluated."""
-
-    def select(self, where: str) -> list[str]:
-        """The ids of the rows that a condition holds for."""
+Searchable = Collection | MilvusCollection
+"""What can be searched."""
 
 
 def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
@@ -73,7 +41,11 @@ def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
     """
     if is_milvus(uri):
         return MilvusCollection.open(uri)
-    return FaissIndex.open(uri) if FaissIndex.is_current(uri) else Collection.open(uri, memory=memory)
+    collection = Collection(uri)
+    collection.faiss = FaissIndex.open(uri, collection.version)
+    if collection.faiss is None:
+        collection.hold(memory)
+    return collection
 
 
 def search_items(
@@ -88,6 +60,7 @@ def search_items(
     group_by: str | None = None,
     prompt: str | None = None,
     prompt_name: str | None = None,
+    min_score: float | None = None,
 ) -> SearchResult:
     """Encode items as queries and search a collection for them.
 
@@ -103,6 +76,7 @@ def search_items(
         group_by: A column: only the best row of each of its values is a result; see `search_groups`.
         prompt: Of the queries, in place of the model's own; see `ItemEncoder.encode`.
         prompt_name: The name of one of the model's prompts, likewise.
+        min_score: Leave out results that score below it.
 
     Raises:
         ItemError: There are `weights`, and an item has no parts, or a part without a weight.
@@ -110,6 +84,8 @@ def search_items(
             and `Collection.search`.
     """
     check_model(collection, encoder)
+    if min_score is not None and text is not None:
+        raise ValueError("min_score needs scores of similarity; with words, scores only say the rank")
     how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
     if weights is None:
         vectors = query_vectors(collection, encoder.encode_query(items, **how))
@@ -118,8 +94,13 @@ def search_items(
         encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
         vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
     if group_by is not None:
-        return search_groups(collection, vectors, k, group_by, where=where, text=text)
-    return collection.search(vectors, k, where=where, text=text)
+        result = search_groups(collection, vectors, k, group_by, where=where, text=text)
+    else:
+        result = collection.search(vectors, k, where=where, text=text)
+    if min_score is None:
+        return result
+    kept = zip(result.ids, result.scores, strict=True)
+    return as_result([(ids[: int((scores >= min_score).sum())], scores[scores >= min_score]) for ids, scores in kept])
 
 
 def search_groups(
@@ -130,38 +111,64 @@ def search_groups(
     *,
     where: str | None = None,
     text: str | Sequence[str] | None = None,
-    most: int | None = None,
 ) -> SearchResult:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
 
-    A row without a value is a group by itself. Searches deeper until there are k groups or no further rows.
+    A row without a value is a group by itself. While there are fewer than k groups, the rows of those that are found
+    are left out of a further search.
 
     Args:
         collection: What to search.
         vectors: As for `Collection.search`.
         k: Groups per query.
-        column: Its name.
+        column: Its name; of texts, numbers, dates or true and false.
         where: As for `Collection.search`.
         text: As for `Collection.search`.
-        most: Rows after which no search goes deeper, though there are fewer than k groups; None for all.
 
     Raises:
-        ValueError: There is no such column; and as `Collection.search`.
+        ValueError: There is no such column, or it holds lists or mappings; the collection is in Milvus; and as
+            `Collection.search`.
     """
     check_column(collection, column)
-    groups: dict[str, str] = {}
-    depth = k
-    while True:
-        result = collection.search(vectors, depth, where=where, text=text)
-        new = list(dict.fromkeys(id_ for ids in result.ids for id_ in ids if id_ not in groups))
-        for id_, row in zip(new, collection.rows(new), strict=True):
-            groups[id_] = f"row {id_}" if row.get(column) is None else f"value {row[column]}"
-        best = [_first_of_each([groups[id_] for id_ in ids])[:k] for ids in result.ids]
-        is_deepest = most is not None and depth >= most
-        if is_deepest or all(len(rows) == k or len(ids) < depth for rows, ids in zip(best, result.ids, strict=True)):
-            return as_result([([ids[row] for row in rows], scores[rows])
-                              for ids, scores, rows in zip(result.ids, result.scores, best, strict=True)])  # fmt: skip
-        depth = 4 * depth if most is None else min(4 * depth, most)
+    if not isinstance(collection, Collection):
+        raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
+    depth = 4 * k
+    first = collection.search(vectors, depth, where=where, text=text)
+    rankings: list[Ranking] = []
+    for number, (ids, scores) in enumerate(zip(first.ids, first.scores.tolist(), strict=True)):
+        best: dict[Any, tuple[str, float]] = {}
+        while True:
+            for id_, score, row in zip(ids, scores, collection.rows(ids), strict=False):  # scores are padded
+                if not isinstance(value := row.get(column, ("row", id_)), str | int | float | date | tuple):
+                    raise ValueError(f"cannot group by {column!r}, which holds values such as {value!r:.60}")
+                best.setdefault(value, (id_, score))
+            if len(best) >= k or len(ids) < depth:
+                break
+            own = text if isinstance(text, str) or text is None else text[number]
+            others = _without(column, best, where)
+            again = collection.search(vectors[number : number + 1], depth, where=others, text=own)
+            ids, scores = again.ids[0], again.scores[0].tolist()
+        found = [*best.values()][:k]
+        falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
+        rankings.append(([id_ for id_, _ in found], falling))
+    return as_result(rankings)
+
+
+def _without(column: str, groups: Container[Any], where: str | None) -> str:
+    """A condition that leaves out the rows of groups: values of a column, or `("row", id)`."""
+    values = [_literal(group) for group in groups if not isinstance(group, tuple)]
+    ids = [_literal(group[1]) for group in groups if isinstance(group, tuple)]
+    parts = [] if where is None else [f"({where})"]
+    parts += [f"(`{column}` is null or `{column}` not in ({', '.join(values)}))"] if values else []
+    parts += [f"id not in ({', '.join(ids)})"] if ids else []
+    return " and ".join(parts)
+
+
+def _literal(value: str | float | date) -> str:
+    if isinstance(value, date):
+        kind = "timestamp" if isinstance(value, datetime) else "date"
+        return f"{kind} '{value}'"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value).lower()
 
 
 def check_column(collection: Searchable, column: str) -> None:
@@ -175,14 +182,6 @@ def check_column(collection: Searchable, column: str) -> None:
         raise ValueError(
             f"the collection has no column {column!r}; it has {', '.join(names)} (conjoin encode --keep COLUMN)"
         )
-
-
-def _first_of_each(groups: Sequence[str]) -> list[int]:
-    """Where each group is first."""
-    first: dict[str, int] = {}
-    for index, group in enumerate(groups):
-        first.setdefault(group, index)
-    return list(first.values())
 
 
 def weighted_parts(items: Sequence[Any], weights: Mapping[str, float]) -> list[tuple[int, str]]:

@@ -32,6 +32,18 @@ class SearchResult(NamedTuple):
     scores: np.ndarray
 
 
+Ranking = tuple[list[str], np.ndarray]
+"""The ids and the scores of the results of one query, best first."""
+
+
+def as_result(rankings: list[Ranking]) -> SearchResult:
+    """Join the rankings of several queries to a result."""
+    scores = np.full((len(rankings), max((len(ids) for ids, _ in rankings), default=0)), -np.inf, dtype=np.float32)
+    for row, (ids, values) in zip(scores, rankings, strict=True):
+        row[: len(ids)] = values
+    return SearchResult([ids for ids, _ in rankings], scores)
+
+
 def check_vectors(vectors: np.ndarray, dimension: int | None, ids: Sequence[str] | None = None) -> np.ndarray:
     """Return the vectors `(N, D)` as contiguous float32 if they can be stored (`ids` given) or searched for.
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
-from conjoin.retrieval.collection_table import PICTURE, open_table, published_version
+from conjoin.retrieval.collection_table import PICTURE, published_at
 from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, hidden_pictures, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import (
@@ -26,7 +26,7 @@ from conjoin.serving.columns import Column, describe_columns
 from conjoin.serving.limits import ItemError, Limits, check_results
 
 _ROWS = 10_000
-"""The most rows that one request without a query, or for groups, looks at."""
+"""The most rows that one request without a query looks at."""
 
 
 class Found(NamedTuple):
@@ -155,7 +155,7 @@ class Searcher:
         collection = self.collection
         if not isinstance(collection, Collection):
             return False
-        if published_version(open_table(collection.uri)) == collection.version:
+        if published_at(collection.uri) == collection.version:
             return False
         opened = open_collection(collection.uri, memory=SERVED_BYTES)
         check_model(opened, self.encoder)
@@ -232,7 +232,7 @@ class Searcher:
         if ranking.group_by is None:
             result = collection.search(vectors, k, where=where)
         else:
-            result = search_groups(collection, vectors, k, ranking.group_by, where=where, most=_ROWS)
+            result = search_groups(collection, vectors, k, ranking.group_by, where=where)
         results = []
         for ids, scores in zip(result.ids, result.scores.tolist(), strict=True):
             hits = zip(ids, scores, collection.rows(ids, pictures), strict=False)  # scores are padded
@@ -292,7 +292,7 @@ class Searcher:
 
 
 def _plain_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if name == PICTURE else plain(value) for name, value in row.items()}
+    return {name: value if name == PICTURE else plain(value) for name, value in row.items() if name != "id"}
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - a value of a row

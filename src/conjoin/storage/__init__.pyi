@@ -11,7 +11,6 @@ from .files import (
     flush as flush,
     flush_tree as flush_tree,
     has_checksum as has_checksum,
-    lock_also as lock_also,
     lock_folder as lock_folder,
     locked as locked,
     make_folder as make_folder,

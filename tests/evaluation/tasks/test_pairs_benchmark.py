@@ -91,9 +91,9 @@ def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path)
     seen = []
 
     class Told(type(tiny_encoder())):
-        def encode(self, items, *args, prompt=None, **kwargs):
+        def encode_batches(self, items, *args, prompt=None, **kwargs):
             seen.append((prompt, len(items)))
-            return super().encode(items, *args, **kwargs)
+            return super().encode_batches(items, *args, **kwargs)
 
     encoder = Told(tiny_encoder().model, tiny_encoder().processor)
     told = {"instructions": {"text": "Find an image."}}

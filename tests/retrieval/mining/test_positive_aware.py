@@ -1,16 +1,12 @@
 """Mining that compares negatives with the positive, as in sentence-transformers, and for images."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from test_mining import Loader, mine, pairs
+from test_mining import Loader, findings, mine, pairs
 
-from conjoin.retrieval import Miner, Reranker, encode_collection, load_mined, mine_hard_negatives, parse_miners
-from conjoin.retrieval.mining.positives import Embedded, Excluded, Positives, ViewItems
-from tiny_encoder import tiny_encoder
+from conjoin.retrieval import Miner, Reranker, load_mined, mine_hard_negatives, parse_miners
 
 WORDS = ["apple", "chair", "river", "cloud", "zebra", "violin", "tea", "lamp"]
 
@@ -73,7 +69,7 @@ def test_texts_as_sentence_transformers_mines_them(sentence_folders, cross_encod
     corpus = [{"id": f"{i}", "text": text, "group": f"g{i}"} for i, text in enumerate(positives)]
     corpus.append({"id": "extra", "text": extra, "group": "g0"})
     miner = Miner("texts", str(sentence_folders["bert"]), "text", "text", 2.0, **limits)
-    mined = mine_hard_negatives(
+    mine_hard_negatives(
         Dataset.from_list(corpus),
         [miner],
         tmp_path,
@@ -82,6 +78,7 @@ def test_texts_as_sentence_transformers_mines_them(sentence_folders, cross_encod
         load_reranker=lambda name: Reranker(cross_encoder, name=name),
         block=7,
     )
+    mined = load_mined(tmp_path)
     texts = {row["id"]: row["text"] for row in corpus}
     rest = {name: value for name, value in limits.items() if name != "reranker"}
     used = cross_encoder if "reranker" in limits else None
@@ -136,7 +133,7 @@ def test_a_reranker_of_images_decides_the_order(tmp_path):
     for row in rows:
         far = {name: np.abs(colours[name] - colours[row["id"]]).sum() for name in colours if name != row["id"]}
         assert mined[row["id"]] == sorted(far, key=far.get)[:4]
-        assert [found[0].score for found in load_mined(tmp_path).findings(row["id"]).values()] == pytest.approx(
+        assert [found[0]["score"] for found in findings(mined)[row["id"]].values()] == pytest.approx(
             [-far[name] for name in mined[row["id"]]], rel=1e-4
         )
 
@@ -161,8 +158,10 @@ def test_a_margin_needs_a_positive(tmp_path):
     groups = mine(pairs(9, groups=True), tmp_path / "groups", [miner])
     assert any(groups.values())
     stream = IterableDataset.from_generator(lambda: iter(pairs(3)))
+    miner = Miner("own", "one", "text", "text", reranker="colours")
     with pytest.raises(ValueError, match="a reranker reads rows by their index"):
-        ViewItems(stream, stream).anchor("text", 0)
+        options = {"load_encoder": Loader(), "load_reranker": lambda name: Reranker(Colours(), name=name)}
+        mine_hard_negatives(stream, [miner], tmp_path / "stream", **options)
 
 
 def test_a_folder_of_other_limits_is_not_reused(tmp_path):
@@ -170,18 +169,3 @@ def test_a_folder_of_other_limits_is_not_reused(tmp_path):
     mine(rows, tmp_path, [Miner("cross", "one", "text", "image")])
     with pytest.raises(ValueError, match=r"made with max_score None, not -2\.0"):
         mine(rows, tmp_path, [Miner("cross", "one", "text", "image", max_score=-2.0)])
-
-
-def test_the_scores_of_a_large_group_take_little_memory(tmp_path):
-    rows = [{"id": str(number), "text": f"word {number}"} for number in range(300)]
-    collection = encode_collection(rows, tiny_encoder(batch_size=300, config={"width": 64}), tmp_path)
-    corpus = Embedded.load(collection, Dataset.from_list(rows))
-    ids, vectors = corpus.ids, corpus.vectors
-    groups = dict.fromkeys(ids, "one")
-    positives = Positives(corpus, Excluded(groups, groups), True, "m")
-    tracemalloc.start()
-    found = positives.scores(ids, vectors)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    np.testing.assert_allclose(found, (vectors @ vectors.T + 9 * np.eye(300)).min(axis=1), atol=1e-6)
-    assert peak < 15 * 2**20  # the vectors of all pairs take 22 MiB, twice

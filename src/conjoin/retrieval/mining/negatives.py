@@ -12,7 +12,7 @@ Its checksum lies beside it in `SHA256SUMS`; in a folder without that, a file is
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,19 +32,10 @@ MINED_SCHEMA = pa.schema(
 )
 
 
-class Finding(NamedTuple):
-    """How one miner found a negative."""
-
-    miner: str
-    rank: int
-    score: float
-
-
 class MinedNegatives(Mapping[str, list[str]]):
     """From the id of an anchor to the ids of its hard negatives, best rank first.
 
-    The ids are kept once each and the lists as numbers, so that millions of anchors fit in memory; where the negatives
-    came from stays in the file until `findings` asks for it.
+    The ids are kept once each and the lists as numbers, so that millions of anchors fit in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +43,6 @@ class MinedNegatives(Mapping[str, list[str]]):
         try:
             if (path.parent / FOLDER_CHECKSUMS).is_file():
                 check_checksums(path.parent, _REMEDY, [path.name])
-            self._state = _state(path)
             table = pq.read_table(path, columns=["id", "negatives"], read_dictionary=["negatives.list.element"])
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, FileNotFoundError):
@@ -93,28 +83,6 @@ class MinedNegatives(Mapping[str, list[str]]):
         order = torch.randperm(len(codes), generator=generator)[:n]
         return [self._names[code] for code in codes[order.numpy()].tolist()]
 
-    def findings(self, anchor: str) -> dict[str, list[Finding]]:
-        """Which miners found each negative of an anchor, at which rank and score; reads the file.
-
-        Raises:
-            KeyError: Nothing was mined for this anchor.
-            ValueError: The file was changed after it was loaded.
-        """
-        row = self._rows[anchor]
-        if _state(self.path) != self._state:
-            raise ValueError(f"{str(self.path)!r} was changed after it was loaded; load it again")
-        with pq.ParquetFile(self.path) as file:
-            for group in range(file.num_row_groups):
-                size = file.metadata.row_group(group).num_rows
-                if row < size:
-                    found_by = file.read_row_group(group, ["found_by"])["found_by"][row].as_py()
-                    break
-                row -= size
-        return {
-            name: [Finding(*entry.values()) for entry in entries]
-            for name, entries in zip(self[anchor], found_by, strict=True)
-        }
-
     def _codes_of(self, anchor: str) -> np.ndarray:
         row = self._rows[anchor]
         return self._codes[self._offsets[row] : self._offsets[row + 1]]
@@ -135,12 +103,6 @@ def load_mined(path: str | Path) -> MinedNegatives:
     if not file.is_file():
         raise FileNotFoundError(f"{str(file)!r}: no such file; `conjoin mine` writes it when it is done")
     return MinedNegatives(file)
-
-
-def _state(path: Path) -> tuple[int, int, int]:
-    """Return the inode, size and time of a file, which tell whether it changed."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:
