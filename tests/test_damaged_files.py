@@ -6,7 +6,6 @@ Collections are in `retrieval/test_collection_damage.py`.
 import shutil
 
 import pytest
-import torch
 
 from conjoin.evaluation.results import Results, Table, read_qrels, read_run, write_qrels, write_run
 from conjoin.hub import load_model
@@ -14,7 +13,7 @@ from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.storage import write_checksums
 from damage import wrong_after_damage
-from tiny_caches import Cache, read_mined
+from tiny_caches import read_mined
 
 FLIPS = 6
 """Bits flipped in each file."""
@@ -26,18 +25,6 @@ def make_mined(folder):
     write_mined(
         folder / "negatives.parquet", [[{"id": f"a{n}", "negatives": ["b"], "found_by": found}] for n in (1, 2)]
     )
-
-
-def make_rows(folder):
-    def tensors(rows):
-        return {"state": torch.tensor([[row, 2.0] for row in rows]), "words": [torch.arange(row) for row in rows]}
-
-    Cache.make(folder, 7, 3, {"data": "x"}, tensors)
-
-
-def read_rows(folder):
-    rows = Cache(folder)
-    return [{name: tensor.tolist() for name, tensor in row.items()} for row in rows], rows.key
 
 
 def read_model(folder):
@@ -69,7 +56,6 @@ def read_texts(folder):
 
 KINDS = {
     "mined negatives": (make_mined, read_mined),
-    "a cache of rows": (make_rows, read_rows),
     "a model": (None, read_model),
     "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint),
     "an evaluation": (make_texts, read_texts),

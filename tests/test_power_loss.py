@@ -17,22 +17,13 @@ from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.storage import checksummed_path, publish_folder, write_text
 from power_loss import Disk, write_tree
-from tiny_caches import Cache, read_mined
+from tiny_caches import read_mined
 
 pytestmark = pytest.mark.slow
 
 
 def files(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def make_cache(folder, number, model):
-    Cache.make(folder / "cache", 5, 2, {"k": number}, lambda rows: {"n": torch.tensor(rows) * number}, replace=True)
-
-
-def read_cache(folder):
-    cache = Cache(folder / "cache")
-    return cache.key, [row["n"].item() for row in cache]
 
 
 def make_model(folder, number, model):
@@ -87,7 +78,6 @@ def read_faiss(folder):
 
 
 KINDS = {  # what writes, what reads, whether the old state is there until the new one is
-    "cache": (make_cache, read_cache, False),
     "dataset": (make_dataset, read_dataset, None),
     "faiss": (make_faiss, read_faiss, False),
     "mined": (make_mined, read_mined, True),

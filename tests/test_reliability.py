@@ -16,7 +16,7 @@ from datasets import Dataset
 from PIL import Image
 
 from conjoin.retrieval import Collection, Miner, encode_collection, mine_hard_negatives, open_collection
-from tiny_caches import Cache, read_mined
+from tiny_caches import read_mined
 from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
 
@@ -53,13 +53,6 @@ def mine(out):
     mine_hard_negatives(Dataset.from_list(rows), miners, out, **options)
 
 
-def cache(out):
-    def tensors(rows):
-        return {"numbers": torch.tensor(rows) * 2}
-
-    Cache.make(out, 8, 3, {"k": 1}, tensors)
-
-
 def read_index(out):
     """The rows, and whether there is an index, whose measured recall is written last."""
     return state(out), bool(Collection.open(out).metadata["index"])
@@ -70,18 +63,12 @@ def read_faiss(out):
     return state(out), collection.search(tiny_encoder().encode(["a", "b"]), 9).ids, collection.faiss is None
 
 
-def read_cache(out):
-    cache = Cache(out)
-    return [row["numbers"].item() for row in cache]
-
-
 WRITERS = {  # what writes, what reads, what was written before
     "encode": (encode, state, None),
     "sync": (sync, state, encode),
     "index": (index, read_index, encode),
     "faiss": (faiss, read_faiss, encode),
     "mine": (mine, read_mined, None),
-    "cache": (cache, read_cache, None),
 }
 COLLECTIONS = {"encode", "sync", "index", "faiss"}
 

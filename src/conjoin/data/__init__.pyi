@@ -96,10 +96,5 @@ from conjoin.data.row_checks import (
     without_problems as without_problems,
 )
 from conjoin.data.row_images import allow_root as allow_root
-from conjoin.data.training_rows import (
-    ROW_NAMES as ROW_NAMES,
-    EpochRows as EpochRows,
-    RowsWithTeacher as RowsWithTeacher,
-    TeacherRowCache as TeacherRowCache,
-)
+from conjoin.data.training_rows import EpochRows as EpochRows
 from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets

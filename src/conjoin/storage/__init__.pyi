@@ -1,4 +1,3 @@
-from .cache import CACHE_FILE as CACHE_FILE, RowCache as RowCache, differences as differences
 from .files import (
     FOLDER_CHECKSUMS as FOLDER_CHECKSUMS,
     TEMPORARY as TEMPORARY,
@@ -23,6 +22,7 @@ from .files import (
 )
 from .fingerprints import (
     content_digest as content_digest,
+    differences as differences,
     item_digest as item_digest,
     model_fingerprint as model_fingerprint,
     name_ids as name_ids,

@@ -194,3 +194,18 @@ def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value
             if str(key) not in _INCIDENTAL_CONFIG_KEYS and not str(key).startswith("_")
         }
     return [_essential(value) for value in config] if isinstance(config, list | tuple) else config
+
+
+def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Name each entry that differs between two keys, with both values; empty if none does."""
+    names = [name for name in {**recorded, **wanted} if recorded.get(name) != wanted.get(name)]
+    return ", ".join(f"{name} {_short(recorded.get(name))}, not {_short(wanted.get(name))}" for name in names)
+
+
+def _short(value: object) -> str:
+    """A value for a message; of a long text, such as a digest, the beginning."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    if isinstance(value, str) and len(value) > 40:
+        return f"{value[:12]!r}..."
+    return repr(value)
