@@ -145,7 +145,7 @@ def test_classes_of_a_dataset(monkeypatch):
     data = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
     assert load_pairs(data)["text"][:] == load_pairs(data)["group"][:] == ["dog", "cat"]
     unlabelled = datasets.Dataset.from_dict(rows | {"label": [1, -1]}, features=datasets.Features(features))
-    with pytest.raises(ValueError, match=r"row 1 \(id '1'\): text must be a string, got NoneType"):
+    with pytest.raises(ValueError, match=r"row 1 \(id '1'\): the text is missing"):
         load_pairs(unlabelled)
 
 

@@ -54,7 +54,7 @@ def shop(tmp_path, monkeypatch):
 def test_a_german_table(shop):
     found = find_products(shop(GERMAN))
     assert (found.rows, found.image, found.text, found.id, found.group) == (4, "Bild", "Titel", "Artikelnr", "Modell")
-    assert found.numbers == {"Preis": (":decimal-comma", 899, 1299)}
+    assert found.numbers == {"Preis": (":decimal-comma", 899, 1299, 1, [])}
     assert found.choices == {"Kategorie": ["Deko", "Licht", "Sitzen"], "Nr": ["007", "008", "009"]}
     assert found.others == {"Beschreibung": "Eine Lampe."}
     found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
@@ -73,7 +73,7 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
     }
     found = find_products(shop(columns, separator=","))
     assert (found.image, found.text, found.id, found.group) == ("z", "y", "u", None)
-    assert found.numbers == {"x": (":number", 7, 8), "v": (":number", 3, 1299)}
+    assert found.numbers == {"x": (":number", 7, 8, 0, []), "v": (":number", 3, 1299, 0, [])}
     found = find_products("katalog.csv", text_column="u", id_column="")
     assert (found.text, found.id, found.others) == ("u", "", {"y": "an oak chair"})
 

@@ -454,7 +454,7 @@ def _image(folder: Path, modality: str, path: str | None, name: str) -> str | No
     return str(path_inside(folder, path, name))
 
 
-def _field(row: Mapping[str, Any], key: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
+def _field(row: Mapping[str, Any], key: str, name: str) -> Any:
     if key not in row:
         raise ItemError(name, f"the field {key!r} is missing; there are {', '.join(row)}")
     return row[key]

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
-from conjoin.data.columns import undecoded, without_bytes
+from conjoin.data.columns import undecoded
 from conjoin.data.json_files import JsonLines
 from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import PLACEHOLDER, path_inside, row_item
@@ -92,12 +94,13 @@ class MeritProducts:
         if len(self._indices) < len(self._products):
             repeated = next(p.id for index, p in enumerate(self._products) if self._indices[p.id] != index)
             raise repeated_id(repeated, str(self))
-        for index, image in enumerate(without_bytes(self._images)):
-            if image["bytes"] is None:
-                name = f"{self}, row {index}: the product {self._products[index].id!r}"
-                if not image["path"]:
-                    raise ItemError(name, "it has no image")
-                path_inside(self.folder, image["path"], name)
+        images = self._images.with_format("arrow")[:]["image"]
+        paths = pc.struct_field(images, "path")
+        for index in np.flatnonzero(pc.is_null(pc.struct_field(images, "bytes"))).tolist():
+            name = f"{self}, row {index}: the product {self._products[index].id!r}"
+            if not paths[index].as_py():
+                raise ItemError(name, "it has no image")
+            path_inside(self.folder, paths[index].as_py(), name)
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"

@@ -50,7 +50,7 @@ def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: 
     return {name: files[name] for name in (names or sorted(files))}
 
 
-def read_subset(path: Path) -> Any:  # noqa: ANN401 - a table
+def read_subset(path: Path) -> Any:
     """The rows of a subset by number."""
     return JsonLines(path) if path.suffix == ".jsonl" else open_table(path)
 

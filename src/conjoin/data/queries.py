@@ -12,7 +12,7 @@ import datasets
 import torch
 from torch.utils.data import Dataset
 
-from conjoin.data.columns import IMAGE, unknown_column
+from conjoin.data.columns import undecoded, unknown_column
 from conjoin.data.json_files import JsonLines
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
@@ -195,12 +195,12 @@ class CellReader(NamedTuple):
         return Named(f"{row_digest(parts):x}", row_item(parts, name), modality)
 
 
-def _is_absent(cell: Any) -> bool:  # noqa: ANN401
+def _is_absent(cell: Any) -> bool:
     """Whether a cell holds nothing; a CSV has an empty text there."""
     return cell is None or (isinstance(cell, str | list) and not cell)
 
 
-def _parts(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401 - a cell of a table
+def _parts(value: Any, name: str) -> dict[str, Any]:
     """Return the text and the image or images of a cell."""
     if isinstance(value, str):
         if value.lower().endswith(IMAGE_SUFFIXES) and not any(map(str.isspace, value)):
@@ -385,21 +385,10 @@ def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:
         raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
     if not len(table):
         raise ValueError(f"{source!r:.200} is empty: it has no rows")
-    features = datasets.Features({name: _undecoded(feature) for name, feature in table.features.items()})
-    table = table.with_format(None)
-    return (table if features == table.features else table.cast(features)), folder
+    return undecoded(table), folder
 
 
-def _undecoded(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`
-    """Return a feature with its images, at any depth, as bytes and paths."""
-    if isinstance(feature, datasets.Image):
-        return IMAGE
-    if isinstance(feature, datasets.List | datasets.LargeList):
-        return type(feature)(_undecoded(feature.feature))
-    return {name: _undecoded(part) for name, part in feature.items()} if isinstance(feature, dict) else feature
-
-
-def _column_names(rows: Any) -> list[str]:  # noqa: ANN401 - a table
+def _column_names(rows: Any) -> list[str]:
     if isinstance(rows, datasets.Dataset):
         return list(rows.column_names)
     return list(dict.fromkeys(name for row in rows for name in row))
@@ -434,7 +423,7 @@ class QueryFormat(NamedTuple):
     benchmark: str | None = None
 
 
-def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options: Any) -> MbeirTraining:  # noqa: ANN401
+def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options: Any) -> MbeirTraining:
     """Load all training queries, or those of some datasets.
 
     Raises:

@@ -28,7 +28,7 @@ class EpochRows(Dataset[dict[str, Any]]):
         seed: Seed of the choices.
     """
 
-    def __init__(self, rows: Any, seed: int = 0) -> None:  # noqa: ANN401 - any rows with a length
+    def __init__(self, rows: Any, seed: int = 0) -> None:
         self.rows, self.seed = rows, seed
         self._epoch = 0
 
@@ -95,7 +95,7 @@ class RowsWithTeacher(Dataset[dict[str, Any]]):
         ValueError: The number of rows differs; or, on reading a row, its name differs from the cached one.
     """
 
-    def __init__(self, rows: Any, cache: TeacherRowCache) -> None:  # noqa: ANN401 - any sequence of rows
+    def __init__(self, rows: Any, cache: TeacherRowCache) -> None:
         if len(rows) != len(cache):
             raise ValueError(f"{len(rows)} rows, but the {cache.kind} in {str(cache.folder)!r} has {len(cache)}")
         self.rows, self.cache = rows, cache
@@ -121,7 +121,7 @@ class JoinedRows(Dataset[dict[str, Any]]):
         teacher: Of the same rows.
     """
 
-    def __init__(self, rows: Any, teacher: Any) -> None:  # noqa: ANN401 - any rows with a length
+    def __init__(self, rows: Any, teacher: Any) -> None:
         if len(rows) != len(teacher):
             raise ValueError(f"{len(rows)} rows, but what was precomputed is of {len(teacher)}")
         self.rows, self.teacher = rows, teacher
@@ -157,7 +157,7 @@ class QueryRows(EpochRows):
         negatives: Whether rows keep their negatives.
     """
 
-    def __init__(self, rows: Any, seed: int = 0, negatives: bool = True) -> None:  # noqa: ANN401
+    def __init__(self, rows: Any, seed: int = 0, negatives: bool = True) -> None:
         super().__init__(rows, seed)
         self.negatives = negatives
 
@@ -187,7 +187,7 @@ class NamedCandidates:
         return batch
 
 
-def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a length
+def positives_of(rows: Any) -> Sequence[Any]:
     """Return the id or ids of each row's positives; positives without an id count as distinct."""
     rows = _innermost(rows)
     if isinstance(rows, KnownPositives):
@@ -196,7 +196,7 @@ def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a 
     return [str(name) if isinstance(name, str | int) else index for index, name in enumerate(names)]
 
 
-def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with a length
+def sources_of(rows: Any) -> Sequence[Hashable]:
     """Return the dataset of each row.
 
     Raises:
@@ -209,7 +209,7 @@ def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with
     return sources
 
 
-def repeats_of(rows: Any) -> Sequence[float] | None:  # noqa: ANN401 - any rows with a length
+def repeats_of(rows: Any) -> Sequence[float] | None:
     """Return how many times each row is used in an epoch; None for once each."""
     rows = _innermost(rows)
     return rows.repeats if isinstance(rows, RepeatedRows) else None
@@ -221,7 +221,7 @@ def draw_ids(options: Sequence[str], count: int) -> list[str]:
     return [options[order[index % len(order)]] for index in range(count)]
 
 
-def has_order(rows: Any) -> bool:  # noqa: ANN401 - any rows
+def has_order(rows: Any) -> bool:
     """Whether rows have a length and an order, so that a sampler can batch them."""
     return rows is not None and not isinstance(rows, IterableDataset | datasets.IterableDataset)
 
@@ -233,11 +233,11 @@ def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, "positive_id": row["positive"], "negative_ids": negatives}
 
 
-def _innermost(rows: Any) -> Any:  # noqa: ANN401
+def _innermost(rows: Any) -> Any:
     return _innermost(rows.rows) if isinstance(rows, EpochRows | RowsWithTeacher | JoinedRows) else rows
 
 
-def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401
+def _column(rows: Any, name: str) -> list[Any] | None:
     """Return a column of the rows; None if they lack it."""
     if isinstance(rows, datasets.Dataset):
         return rows[name][:] if name in rows.column_names else None
