@@ -23,13 +23,14 @@ import datasets
 import numpy as np
 import torch
 from common import ROOT, Record
+from mini_merit import make_mini_merit
 from puma import SCALED, text_pairs
 from safetensors.torch import load_model, save_model
 from scipy import stats
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
-from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
+from conjoin.data import MeritProducts, MeritTraining
 from conjoin.evaluation import TaskScores, bootstrap_ci
 from conjoin.evaluation.tasks.merit import evaluate_merit
 from conjoin.methods.coral import CoralConfig, CoralTrainer

@@ -22,11 +22,12 @@ from typing import Any
 
 import datasets
 from common import ROOT, Record
+from mini_mbeir import make_mini_mbeir
 from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
-from conjoin.data import MbeirTraining, emoji_concepts, load_nli, make_mini_mbeir
+from conjoin.data import MbeirTraining, emoji_concepts, load_nli
 from conjoin.evaluation.tasks.mbeir import average_score, evaluate_mbeir
 from conjoin.methods.puma import (
     PumaStage1Config,

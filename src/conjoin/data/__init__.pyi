@@ -51,8 +51,6 @@ from conjoin.data.make.construction.models import (
     synthesise_with as synthesise_with,
 )
 from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
-from conjoin.data.make.mini_mbeir import make_mini_mbeir as make_mini_mbeir
-from conjoin.data.make.mini_merit import make_mini_merit as make_mini_merit
 from conjoin.data.mbeir import (
     MBEIR_CELLS as MBEIR_CELLS,
     MbeirCandidates as MbeirCandidates,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import mini_mbeir as mini_module
 import pytest
 import torch
 from PIL import Image
@@ -15,8 +16,6 @@ from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
 from conjoin.cli.train import parse_overrides
-from conjoin.data import make_mini_mbeir
-from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.methods.puma import prepare
 from conjoin.training import build_model, build_trainer, load_recipe
 from tiny_commands import variants
@@ -49,7 +48,9 @@ def mini(tmp_path_factory, load_first_emoji):
     """The miniature M-BEIR of the first concepts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mini_module, "load_emoji", load_first_emoji)
-        return make_mini_mbeir(tmp_path_factory.mktemp("m") / "mini", train_queries=6, val_queries=2, test_queries=2)
+        return mini_module.make_mini_mbeir(
+            tmp_path_factory.mktemp("m") / "mini", train_queries=6, val_queries=2, test_queries=2
+        )
 
 
 @pytest.fixture(scope="module")

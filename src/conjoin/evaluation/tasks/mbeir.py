@@ -57,7 +57,7 @@ def mbeir_tasks(
     Files, ids and judgements are checked here. An image is opened when it is encoded.
 
     Args:
-        data: The root of M-BEIR, or of the miniature that `make_mini_mbeir` writes.
+        data: The root of M-BEIR, or of the miniature that `experiments/mini_mbeir.py` writes.
         cells: Names such as `"visualnews_task0"`; all 16 when None.
         settings: Of `MBEIR_SETTINGS`.
         split: `"test"` or `"val"`.
