@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+from emoji_edits import Edit, find_edits
 from made import check_queries, is_made, write_settings
 
 from conjoin.data.emoji.sample import EmojiConcept, emoji_concepts, load_emoji
-from conjoin.data.emoji.triplets import Edit, find_edits
 from conjoin.data.mbeir import (
     MBEIR_CELLS,
     MBEIR_DATASETS,
