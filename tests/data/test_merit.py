@@ -259,5 +259,5 @@ class TestBadFiles:
     def test_bad_arguments(self, root):
         with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):
             MeritTraining(root, ood="colour")
-        with pytest.raises(ValueError, match="hard_negatives=-1 must not be negative"):
+        with pytest.raises(ValueError, match="hard_negatives=-1; expected 0 or more"):
             MeritTraining(root, hard_negatives=-1)

@@ -16,29 +16,15 @@ from torch.utils.data import Dataset
 from conjoin.data.json_files import JsonLines
 from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import path_inside
-from conjoin.data.training_rows import draw_ids
+from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
 from conjoin.processing.item_error import ItemError
 
-MBEIR_DATASETS = (
-    "visualnews",
-    "fashion200k",
-    "webqa",
-    "edis",
-    "nights",
-    "oven",
-    "infoseek",
-    "fashioniq",
-    "cirr",
-    "mscoco",
-)
+MBEIR_TITLES = {
+    title.lower(): title
+    for title in "VisualNews Fashion200K WebQA EDIS NIGHTS OVEN InfoSeek FashionIQ CIRR MSCOCO".split()
+}
+MBEIR_DATASETS = tuple(MBEIR_TITLES)
 """The index of a name is its dataset id."""
-MBEIR_TITLES = dict(
-    zip(
-        MBEIR_DATASETS,
-        "VisualNews Fashion200K WebQA EDIS NIGHTS OVEN InfoSeek FashionIQ CIRR MSCOCO".split(),
-        strict=True,
-    )
-)
 MBEIR_TASKS = {
     0: ("text", "image"),
     1: ("text", "text"),
@@ -335,13 +321,11 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         hard_negatives: int = 0,
         instructions: bool = True,
     ) -> None:
-        if hard_negatives < 0:
-            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         unknown = [name for name in datasets or () if name not in MBEIR_DATASETS]
         if unknown:
             raise ValueError(f"unknown M-BEIR dataset {unknown[0]!r}; expected one of {', '.join(MBEIR_DATASETS)}")
         self.folder = Path(folder)
-        self.hard_negatives = hard_negatives
+        self.hard_negatives = check_negatives(hard_negatives)
         self.instructions = load_instructions(folder) if instructions else None
         self.lines = JsonLines(self.folder / queries if queries else query_file(self.folder, None, "train"))
         self.sources: list[str] = []
@@ -380,26 +364,17 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
         if self.instructions is not None:
-            prompts = _find_prompts(self.instructions, dataset_of(qid), modality, positive["modality"], name)
+            prompts = _find_prompts(self.instructions, dataset_of(qid), modality, positive.modality, name)
             instruction = draw_ids(prompts, 1)[0]
-        return {
-            "id": qid,
-            "query": _query_item(self.folder, row, instruction is not None),
-            "instruction": instruction,
-            "positive": _item(positive),
-            "positive_id": positive_id,
-            "negatives": [_item(negative) for negative in negatives],
-            "negative_ids": negative_ids,
-            "target_modality": positive["modality"],
-            "negative_modalities": [negative["modality"] for negative in negatives],
-            "dataset": self.sources[index],
-        }
+        query = _query_item(self.folder, row, instruction is not None)
+        return query_row(qid, query, positive, negatives, self.sources[index], instruction)
 
-    def _candidate(self, did: str, name: str) -> dict[str, Any]:
+    def _candidate(self, did: str, name: str) -> Candidate:
         try:
-            return self.candidates[did]
+            row = self.candidates[did]
         except ValueError as error:
             raise ItemError(name, f"{error}") from error
+        return Candidate(did, _item(row), row["modality"])
 
 
 def mbeir_queries(

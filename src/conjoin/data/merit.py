@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
-from conjoin.data.columns import undecoded
+from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines
 from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import PLACEHOLDER, path_inside, row_item
-from conjoin.data.training_rows import draw_ids
+from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
 from conjoin.processing.item_error import ItemError
 
 PRODUCT_FEATURES = datasets.Features(
@@ -83,10 +83,13 @@ class MeritProducts:
         files = sorted((self.folder / "data").glob(f"{split}-*.parquet"))
         if not files:
             raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
-        rows = _read_files(files)
-        missing = [name for name in PRODUCT_FEATURES if name not in rows.column_names]
-        if missing:
-            raise ValueError(f"{self}: no column {missing[0]!r}; the columns are {rows.column_names}")
+        for file in files:  # so that a damaged one is named
+            try:
+                pq.read_schema(file)
+            except pa.ArrowException as error:
+                raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
+        rows = datasets.Dataset.from_parquet([str(file) for file in files])
+        require_columns(PRODUCT_FEATURES, rows.column_names)
         self._images = undecoded(rows.select_columns("image"))
         facts = rows.remove_columns("image")
         self._products = [self._product(row, index) for index, row in enumerate(facts)]
@@ -135,16 +138,6 @@ class MeritProducts:
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
         attributes = check_attributes(_read_attributes(row["attribute"], where), where)
         return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
-
-
-def _read_files(files: Sequence[Path]) -> datasets.Dataset:
-    """Read Parquet files; each is opened first, so that a damaged one is named."""
-    for file in files:
-        try:
-            pq.read_schema(file)
-        except pa.ArrowException as error:
-            raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
-    return datasets.Dataset.from_parquet([str(file) for file in files])
 
 
 def product_id(value: object, where: str) -> str:
@@ -444,11 +437,9 @@ class MeritTraining(Dataset[dict[str, Any]]):
     def __init__(
         self, folder: str | Path, *, hard_negatives: int = 0, ood: str | None = None, split: str = "train"
     ) -> None:
-        if hard_negatives < 0:
-            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         values = ood_values(folder)
         _check_ood(ood, values)
-        self.hard_negatives = hard_negatives
+        self.hard_negatives = check_negatives(hard_negatives)
         self.lines = JsonLines(query_file(folder, split))
         self.items = MeritItems(MeritProducts(folder, split))
         products = self.items.products
@@ -476,17 +467,11 @@ class MeritTraining(Dataset[dict[str, Any]]):
         positive_id = draw_ids(query.positives, 1)[0]
         negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
         row = self.items.query(query)
-        return {
-            "id": query.id,
-            "query": row_item({part: row[part] for part in ("image", "text")}, query.where),
-            "positive": self.items.product(positive_id),
-            "positive_id": positive_id,
-            "negatives": [self.items.product(pid) for pid in negative_ids],
-            "negative_ids": negative_ids,
-            "target_modality": MODALITY,
-            "negative_modalities": [MODALITY] * len(negative_ids),
-            "dataset": "merit",
-        }
+        item = row_item({part: row[part] for part in ("image", "text")}, query.where)
+        positive, *negatives = [
+            Candidate(pid, self.items.product(pid), MODALITY) for pid in (positive_id, *negative_ids)
+        ]
+        return query_row(query.id, item, positive, negatives, "merit")
 
 
 def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuery]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.columns import unknown_column
+from conjoin.data.columns import require_columns
 from conjoin.data.pair_sources import open_source
 from conjoin.processing.item_inputs import check_text
 
@@ -57,9 +57,7 @@ def load_nli(
     chosen = NLI_COLUMNS | given
     if not hard_negatives:
         del chosen["negative"]
-    for column in chosen.values():
-        if column not in table.column_names:
-            raise unknown_column(column, table.column_names)
+    require_columns(chosen.values(), table.column_names)
     texts = {part: _checked(table[column][:], column) for part, column in chosen.items()}
     negatives = [[text] for text in texts["negative"]] if "negative" in texts else [[]] * len(table)
     rows = {

@@ -12,7 +12,7 @@ import datasets
 import torch
 from torch.utils.data import Dataset
 
-from conjoin.data.columns import undecoded, unknown_column
+from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
@@ -21,6 +21,7 @@ from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
 from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
+from conjoin.data.training_rows import Candidate, check_negatives, query_row
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
 from conjoin.progress import progress
@@ -89,11 +90,10 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
         ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
     """
     known = [*QUERY_COLUMNS, *(f"{role}_{part}" for role in ITEM_ROLES for part in ("text", "image"))]
-    for role, column in given.items():
+    for role in given:
         if role not in known:
             raise ValueError(f"unknown part {role!r} in columns; expected one of {known}")
-        if column not in available:
-            raise unknown_column(column, available)
+    require_columns(given.values(), available)
     items = {role: list(_item_columns(role, available, given)) for role in ITEM_ROLES}
     for role in ("query", "positive"):
         if not items[role]:
@@ -142,20 +142,6 @@ def _first(role: str, available: Sequence[str]) -> str | None:
     return next((name for name in QUERY_COLUMNS[role] if name in available), None)
 
 
-class Named(NamedTuple):
-    """An item with its name.
-
-    Attributes:
-        id: Equal for equal items.
-        item: As processors take it.
-        modality: `text`, `image` or `image,text`.
-    """
-
-    id: str
-    item: Any
-    modality: str
-
-
 class CellReader(NamedTuple):
     """Reads items from rows.
 
@@ -165,7 +151,7 @@ class CellReader(NamedTuple):
 
     images: RowImages
 
-    def items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Named]:
+    def items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Candidate]:
         """Return the items of some columns: none, one, or those of a list.
 
         Raises:
@@ -186,13 +172,13 @@ class CellReader(NamedTuple):
         parts |= flat
         return [self._item(parts, name)] if parts else []
 
-    def _item(self, parts: dict[str, Any], name: str) -> Named:
+    def _item(self, parts: dict[str, Any], name: str) -> Candidate:
         if "text" in parts:
             check_text(parts["text"], name)
         if "image" in parts:
             parts["image"] = self.images.check(listed_images(parts["image"]), name)
         modality = ",".join(part for part in ("image", "text") if part in parts)
-        return Named(f"{row_digest(parts):x}", row_item(parts, name), modality)
+        return Candidate(f"{row_digest(parts):x}", row_item(parts, name), modality)
 
 
 def _is_absent(cell: Any) -> bool:
@@ -224,9 +210,9 @@ class _Row(NamedTuple):
     """A row that is read and checked."""
 
     id: str
-    query: Named
-    positives: list[Named]
-    negatives: list[Named]
+    query: Candidate
+    positives: list[Candidate]
+    negatives: list[Candidate]
     instruction: str | None
 
 
@@ -270,12 +256,10 @@ class QueryTable(Dataset[dict[str, Any]]):
         name: str | None = None,
         show_progress: bool = False,
     ) -> None:
-        if hard_negatives < 0:
-            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         self.rows, folder = _open(source, split)
         self.columns = choose_query_columns(_column_names(self.rows), columns or {})
         self.cells = CellReader(RowImages(folder, image_folders(source, folder)))
-        self.hard_negatives, self.instruction = hard_negatives, instruction
+        self.hard_negatives, self.instruction = check_negatives(hard_negatives), instruction
         self._has_negatives = False
         shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
         checked = read_rows(shown, self._check)
@@ -294,18 +278,7 @@ class QueryTable(Dataset[dict[str, Any]]):
         positive = row.positives[int(torch.randint(len(row.positives), (1,)))]
         chosen = torch.randperm(len(row.negatives))[: self.hard_negatives].tolist() if row.negatives else []
         negatives = [row.negatives[index] for index in chosen]
-        return {
-            "id": row.id,
-            "query": row.query.item,
-            "instruction": row.instruction,
-            "positive": positive.item,
-            "positive_id": positive.id,
-            "negatives": [negative.item for negative in negatives],
-            "negative_ids": [negative.id for negative in negatives],
-            "target_modality": positive.modality,
-            "negative_modalities": [negative.modality for negative in negatives],
-            "dataset": self.sources[index],
-        }
+        return query_row(row.id, row.query.item, positive, negatives, self.sources[index], row.instruction)
 
     def _check(self, row: Mapping[str, Any], index: int) -> tuple[str, tuple[str, ...]]:
         read = self._read(row, index)
@@ -394,7 +367,7 @@ def _column_names(rows: Any) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _with_ids(items: list[Named], row: Mapping[str, Any], column: str | None, name: str) -> list[Named]:
+def _with_ids(items: list[Candidate], row: Mapping[str, Any], column: str | None, name: str) -> list[Candidate]:
     """Return items under the ids of a column."""
     if column is None:
         return items

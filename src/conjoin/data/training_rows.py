@@ -1,7 +1,7 @@
 """Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import datasets
 import numpy as np
@@ -131,6 +131,54 @@ class JoinedRows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**self.rows[index], "teacher": self.teacher[index]}
+
+
+class Candidate(NamedTuple):
+    """A candidate of a query.
+
+    Attributes:
+        id: Equal for equal candidates.
+        item: As processors take it.
+        modality: `text`, `image` or `image,text`.
+    """
+
+    id: str
+    item: Any
+    modality: str
+
+
+def query_row(
+    row_id: str,
+    query: Any,
+    positive: Candidate,
+    negatives: Sequence[Candidate],
+    dataset: Hashable,
+    instruction: str | None = None,
+) -> dict[str, Any]:
+    """Return a row for `RetrievalCollator`: the one form of own tables, M-BEIR, MERIT and MMEB."""
+    return {
+        "id": row_id,
+        "query": query,
+        "instruction": instruction,
+        "positive": positive.item,
+        "positive_id": positive.id,
+        "negatives": [negative.item for negative in negatives],
+        "negative_ids": [negative.id for negative in negatives],
+        "target_modality": positive.modality,
+        "negative_modalities": [negative.modality for negative in negatives],
+        "dataset": dataset,
+    }
+
+
+def check_negatives(count: int, most: int | None = None) -> int:
+    """Return how many hard negatives a row has.
+
+    Raises:
+        ValueError: It is negative, or more than the data has.
+    """
+    if count < 0 or (most is not None and count > most):
+        raise ValueError(f"hard_negatives={count}; expected 0 or more" + ("" if most is None else f", at most {most}"))
+    return count
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.columns import unknown_column
+from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
 from conjoin.data.row_checks import check_ids
@@ -49,14 +49,10 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
         rows, unit, first = list(JsonLines(path)), "line", 1
     else:
         rows, unit, first = open_table(path).to_list(), "row", 0
-        if {".csv", ".tsv"} & {suffix.lower() for suffix in path.suffixes}:  # also .csv.gz
-            rows = [{name: cell or None for name, cell in row.items()} for row in rows]
     if not rows:
         raise ValueError(f"{str(path)!r} has no triplets")
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in TRIPLET_FEATURES:
-        if column not in columns and column not in _OPTIONAL:
-            raise unknown_column(column, columns)
+    require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), columns)
     triplets = []
     for index, row in enumerate(rows):
         row_id = str(index if row.get("id") is None else row["id"])
