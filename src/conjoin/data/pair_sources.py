@@ -16,7 +16,7 @@ import pyarrow
 from conjoin.data.csv_files import open_csv
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.json_files import check_unpacked, text_problem
-from conjoin.data.row_images import describe_unreadable, is_picture, is_readable
+from conjoin.data.row_images import is_picture, is_readable, remedy
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,16 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
         raise SplitError(split, "a folder of images and captions")
     captioned = {path for path in pictures if path.with_suffix(".txt").is_file()}
     labelled = captions and not captioned and _are_labelled(folder, pictures)
-    images = _readable(folder, pictures, set(pictures) if labelled else captioned)
+    listed = set(pictures) if labelled else captioned  # one of these that cannot be read is a row at fault
+    images = [path for path in pictures if path in listed or is_readable(path)]
+    others = sorted(set(pictures) - set(images))
+    left_out = (
+        f"{len(others)} of the {len(pictures)} pictures cannot be read, such as {others[0].name!r}" if others else ""
+    )
+    if not images:
+        raise ValueError(f"the folder {str(folder)!r} holds no images; {left_out or ', '.join(IMAGE_SUFFIXES)}")
+    if others:
+        logger.warning("%s: %s, and are left out; %s", folder, left_out, remedy(others[0].suffix.lower()))
     names = [_utf8(image.relative_to(folder).as_posix()) for image in images]
     columns = {"id": names, "file_name": names}
     if labelled:
@@ -251,31 +260,6 @@ def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None
     if len(chosen) != 1:
         raise SplitError(split, repr(str(folder)), names)
     return folder / chosen[0]
-
-
-def _readable(folder: Path, pictures: list[Path], captioned: set[Path]) -> list[Path]:
-    """Return the pictures that Pillow reads.
-
-    Raises:
-        ValueError: There are none, or one of the others has a caption.
-    """
-    images = [path for path in pictures if is_readable(path)]
-    others = [path for path in pictures if not is_readable(path)]
-    lost = sorted(captioned & set(others))
-    if lost:
-        raise ValueError(
-            f"{len(lost)} of {len(pictures)} pictures in {str(folder)!r} have captions but cannot be read: "
-            f"{describe_unreadable(lost)}"
-        )
-    if not images:
-        reason = f" that can be read: {describe_unreadable(others)}" if others else f" ({', '.join(IMAGE_SUFFIXES)})"
-        raise ValueError(f"the folder {str(folder)!r} holds no images{reason}")
-    if others:
-        logger.warning(
-            "%d of the %d pictures in %r cannot be read and are left out: %s",
-            len(others), len(pictures), str(folder), describe_unreadable(others),
-        )  # fmt: skip
-    return images
 
 
 def _are_labelled(folder: Path, pictures: list[Path]) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ from conjoin.data.columns import (
 from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source, table_suffix
-from conjoin.data.row_checks import check_on_error, id_keys, row_name
+from conjoin.data.row_checks import check_on_error, counted, id_keys, row_name
 from conjoin.data.row_images import PLACEHOLDER, RowImages, check_placeholders, image_folders, listed_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
@@ -114,18 +114,7 @@ def load_pairs(
             is a URL and URLs are not allowed, an image lies outside of a folder, archive or Hub dataset, or `only` or
             `on_error` is unknown.
     """
-    dataset, first, reader = open_pairs(
-        source,
-        image_column=image_column,
-        text_column=text_column,
-        id_column=id_column,
-        group_column=group_column,
-        split=split,
-        streaming=streaming,
-        only=only,
-        on_error=on_error,
-        keep=keep,
-    )
+    dataset, first, reader = open_pairs(**locals())
     if isinstance(dataset, datasets.IterableDataset):
         return reader.stream(dataset, first)
     pairs = reader.collect(dataset)
@@ -441,7 +430,7 @@ class PairReader:
             if columns.text is None:
                 owners = owners[~np.isin(owners, copies)]
         if problems and not self.skip:
-            raise _counted([problems[row] for row in sorted(problems)], count)
+            raise counted([problems[row] for row in sorted(problems)], count)
         if "groups" not in found:
             _, first, places = np.unique(np.concatenate(file_keys), return_index=True, return_inverse=True)
             if len(np.unique(places[owners])) < len(owners):
@@ -536,8 +525,10 @@ class PairReader:
 
     def _table(self, block: _Block, schema: pa.Schema) -> pa.Table:
         """Return the pairs of a block."""
-        owners, made = pa.array(block.owners), {}
-        made["id"] = _numbered(block.ids, block.owners)
+        owners = pa.array(block.owners)
+        made: dict[str, Any] = {}
+        rows = block.owners.tolist()
+        made["id"] = number_pairs([block.ids[row] for row in rows], rows)
         made["text"] = block.texts
         made["group"] = None if block.groups is None else block.groups.take(owners)
         made["problem"] = [
@@ -589,14 +580,6 @@ def _refuse(message: str, name: str) -> None:
     raise ItemError(name, message)
 
 
-def _counted(errors: Sequence[ItemError], count: int) -> ItemError:
-    """Return the first of some errors; it says how many of the rows have one."""
-    first = errors[0]
-    if len(errors) == 1:
-        return first
-    return type(first)(first.item, f"{first.message} ({len(errors)} of {count} rows cannot be used)")
-
-
 def _combined(column: Any) -> pa.Array:
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return chunks[0] if len(chunks) == 1 else column.combine_chunks()
@@ -641,21 +624,13 @@ def _same_images(dataset: datasets.Dataset, picture: str | None, repeats: Mappin
     return [row for row, first in repeats.items() if digests[row] == digests[first]]
 
 
-def _numbered(ids: Sequence[str], owners: np.ndarray) -> pa.Array:
-    """Return the id of each pair; those of a row with several get numbers."""
-    counts, seen, names = np.bincount(owners), Counter[int](), []
-    for row in owners.tolist():
-        names.append(ids[row] if counts[row] == 1 else f"{ids[row]}#{seen[row]}")
-        seen[row] += 1
-    return pa.array(names, pa.string())
-
-
-def number_pairs(ids: Sequence[str]) -> list[str]:
-    """Number the pairs that share an id, from 0: `a`, `b#0`, `b#1`."""
-    counts, seen, numbered = Counter(ids), Counter[str](), []
-    for name in ids:
-        numbered.append(name if counts[name] == 1 else f"{name}#{seen[name]}")
-        seen[name] += 1
+def number_pairs(ids: Sequence[str], owners: Sequence[Hashable] | None = None) -> list[str]:
+    """Number the pairs that share an owner, by default an id, from 0: `a`, `b#0`, `b#1`."""
+    owners = ids if owners is None else owners
+    counts, seen, numbered = Counter(owners), Counter[Hashable](), []
+    for name, owner in zip(ids, owners, strict=True):
+        numbered.append(name if counts[owner] == 1 else f"{name}#{seen[owner]}")
+        seen[owner] += 1
     return numbered
 
 

@@ -55,12 +55,17 @@ def read_rows(rows: Iterable[Row], read: Callable[[Row, int], Result]) -> list[R
             results.append(read(row, index))
         except ItemError as error:
             errors.append(error)
-    if len(errors) > 1:
-        first, counts = errors[0], f"({len(errors)} of {index + 1} rows cannot be used)"
-        raise type(first)(first.item, f"{first.message} {counts}") from first
     if errors:
-        raise errors[0]
+        raise counted(errors, index + 1)
     return results
+
+
+def counted(errors: Sequence[ItemError], count: int) -> ItemError:
+    """Return the first of the errors of some rows; it says how many of all rows have one."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    return type(first)(first.item, f"{first.message} ({len(errors)} of {count} rows cannot be used)")
 
 
 def repeated_id(row_id: str, name: str = "the data") -> ItemError:

@@ -6,8 +6,7 @@ In a row with several images, `<image>` in the text marks the place of the next 
 import json
 import os
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,19 +186,10 @@ def is_readable(path: Path) -> bool:
     return suffix not in PICTURE_SUFFIXES or Image.registered_extensions().get(suffix) in Image.OPEN
 
 
-def describe_unreadable(paths: Iterable[Path]) -> str:
-    """Count pictures that cannot be read, by kind, and say what to do about them."""
-    paths = list(paths)
-    first = {path.suffix.lower(): path.name for path in reversed(paths)}
-    counts = sorted(Counter(path.suffix.lower() for path in paths).items())
-    kinds = ", ".join(f"{count} {suffix} (such as {first[suffix]!r})" for suffix, count in counts)
-    return f"{kinds}; {remedy(*first)}"
-
-
-def remedy(*suffixes: str) -> str:
-    """What to do about pictures that cannot be read, of these kinds."""
+def remedy(suffix: str) -> str:
+    """What to do about pictures of a kind that cannot be read."""
     convert = "convert them to PNG or JPEG"
-    return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if {*suffixes} & {*_HEIF_SUFFIXES} else convert
+    return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if suffix in _HEIF_SUFFIXES else convert
 
 
 def interleave(text: str, images: Sequence[Any], name: str = "item") -> list[dict[str, Any]]:
