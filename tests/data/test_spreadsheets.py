@@ -186,3 +186,15 @@ def test_shards_whose_names_have_dots(tmp_path):
             tar.add(tmp_path / "x.png", name)
     with pytest.raises(ValueError, match=r"'screw-1.5mm.png' is the column '5mm.png' of 'screw-1'"):
         load_pairs(str(tmp_path / "a.tar"))
+
+
+def test_a_stream_of_rows_without_some_values():
+    def rows():
+        for number in range(5):
+            yield {"id": number, "text": None if number == 3 else "a", "image": None if number == 2 else b"x"}
+
+    found = list(load_pairs(datasets.IterableDataset.from_generator(rows), on_error="skip"))
+    assert [row["problem"] for row in found] == [
+        None, None, "row 2 (id '2'): the image is missing", "row 3 (id '3'): the text is missing", None,
+    ]  # fmt: skip
+    assert found[4]["image"] == {"bytes": b"x", "path": None}

@@ -1,5 +1,6 @@
 """Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 _TEXT = datasets.Value("string")
 PAIR_FEATURES = datasets.Features({"id": _TEXT, "image": IMAGE, "text": _TEXT})
 PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "metadata")
-_NUMBER = "__row__"
 _ROWS_AT_ONCE = 1000
 _STREAMED_AT_ONCE = 100
 _UNIQUE = (
@@ -507,21 +507,23 @@ class PairReader:
             features["metadata"] = self._kept_features(known)
         schema = datasets.Features(features).arrow_schema
 
-        def read(table: pa.Table) -> pa.Table:
-            numbers = table[_NUMBER].to_pylist()
+        types = dataset.select_columns(self.names).features.arrow_schema
+
+        def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
+            table = pa.table([_typed(batch[field.name], field.type) for field in types], schema=types)
             block = self.read(table, numbers.__getitem__)
             if block.problems and not self.skip:
                 raise block.problems[min(block.problems)]
             if len(block.owners) > len(table) and not several["text"]:
                 row = int(block.owners[np.flatnonzero(np.diff(block.owners) == 0)[0]])
                 raise ValueError(f"row {numbers[row]}: several texts, but the rows before have one each")
-            return self._table(block, schema)
+            return self._table(block, schema).to_pydict()
 
-        size = _STREAMED_AT_ONCE
-        rows = dataset.select_columns(self.names).with_format("arrow")
-        rows = rows.map(_with_numbers, with_indices=True, batched=True, batch_size=size)
-        rows = rows.map(read, batched=True, batch_size=size, features=datasets.Features(features))
-        return rows.with_format(None)
+        rows = dataset.select_columns(self.names)
+        return rows.map(
+            read, with_indices=True, batched=True, batch_size=_STREAMED_AT_ONCE, remove_columns=self.names,
+            features=datasets.Features(features),
+        )  # fmt: skip
 
     def _table(self, block: _Block, schema: pa.Schema) -> pa.Table:
         """Return the pairs of a block."""
@@ -572,8 +574,12 @@ _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _IMAGES = pa.list_(_IMAGE)
 
 
-def _with_numbers(table: pa.Table, indices: list[int]) -> pa.Table:
-    return table.append_column(_NUMBER, pa.array(indices, pa.int64()))
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return the values of a stream as a column of its type."""
+    if isinstance(kind, pa.BaseExtensionType):  # JSON
+        texts = [None if value is None else json.dumps(value) for value in values]
+        return pa.ExtensionArray.from_storage(kind, pa.array(texts, kind.storage_type))
+    return pa.array(values, kind)
 
 
 def _refuse(message: str, name: str) -> None:
