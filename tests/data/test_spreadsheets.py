@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from conjoin.data import load_pairs, load_training_pairs
+from conjoin.data import QueryTable, load_pairs, load_training_pairs
 
 CP1252 = "id;text\n1;Grüne Lampe\n".encode("cp1252")
 
@@ -95,6 +95,21 @@ def test_ids(tmp_path, ids, expected, streaming):
         read()
     if "missing" in expected:
         assert read(on_error="skip")[1] == "row 1"
+
+
+def test_ids_of_other_tables(tmp_path):
+    rows = {"query": ["a", "b"], "positive": ["x", "y"], "id": [1001.0, 2.0], "positive_id": [7.0, 2.5]}
+    table = QueryTable(datasets.Dataset.from_dict(rows))
+    assert table.positives == [("7",), ("2.5",)] and [table[row]["id"] for row in (0, 1)] == ["1001", "2"]
+    for wrong, message in (
+        ({"id": [1.0, np.nan]}, "row 1: the id is missing"),
+        ({"positive_id": [7.0, np.nan]}, "one id for"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            QueryTable(datasets.Dataset.from_dict(rows | wrong))
+    (tmp_path / "a.jsonl").write_text('{"id": 1.0, "text": "a"}\n{"id": "x", "text": "b"}\n{"id": NaN, "text": "c"}\n')
+    pairs = load_pairs(tmp_path / "a.jsonl", only="text", on_error="skip")
+    assert pairs["id"][:] == ["1", "x", "row 2"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

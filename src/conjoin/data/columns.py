@@ -12,6 +12,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conjoin.data.row_checks import as_name
 from conjoin.processing.item_error import ItemError
 
 _MONEY = r"(?:[A-Z]{3}|[$€£¥₹₽₺₩₫₪₴฿])?"
@@ -208,7 +209,13 @@ def without_json(cells: pa.Array) -> pa.Array:
 
 
 def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    return (
+        as_name(value)
+        if isinstance(value, float)
+        else value
+        if value is None or isinstance(value, str)
+        else json.dumps(value)
+    )
 
 
 def as_names(cells: pa.Array, column: str) -> pa.Array:

@@ -8,6 +8,7 @@ import datasets
 
 from conjoin.data.columns import require_columns
 from conjoin.data.pair_sources import open_source
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
@@ -71,4 +72,8 @@ def load_nli(
 
 
 def _checked(values: Sequence[Any], column: str) -> list[str]:
-    return [check_text(value, f"row {row}, column {column!r}") for row, value in enumerate(values)]
+    for row, value in enumerate(values):
+        if value is None:
+            raise ItemError(f"row {row}, column {column!r}", "the text is missing")
+        check_text(value, f"row {row}, column {column!r}")
+    return list(values)

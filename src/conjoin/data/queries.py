@@ -19,7 +19,7 @@ from conjoin.data.merit import MeritTraining
 from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
-from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
+from conjoin.data.row_checks import as_name, check_ids, read_id, read_rows, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
 from conjoin.data.training_rows import Candidate, check_negatives, query_row
 from conjoin.processing.item_error import ItemError
@@ -372,8 +372,8 @@ def _with_ids(items: list[Candidate], row: Mapping[str, Any], column: str | None
     if column is None:
         return items
     cell = row.get(column)
-    ids: list[Any] = cell if isinstance(cell, list) else [] if cell is None or cell == "" else [cell]
-    if len(ids) != len(items) or any(each is None or each == "" for each in ids):
+    ids = [as_name(each) for each in (cell if isinstance(cell, list) else [cell])]
+    if len(ids) != len(items) or None in ids:
         raise ItemError(name, f"{len(items)} items, but {column!r} is {cell!r:.80}; expected one id for each")
     return [item._replace(id=str(each)) for item, each in zip(items, ids, strict=True)]
 

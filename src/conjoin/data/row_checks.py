@@ -30,15 +30,30 @@ def row_name(index: int | str, row_id: str) -> str:
     return f"row {index} (id {row_id!r})"
 
 
-def read_id(value: object, index: int | str) -> str:
-    """Return the id of a row as a text.
+def as_name(value: Any) -> str | None:
+    """Return an id as a text: the number 1001.0 as `1001`, bytes decoded; None for NaN and blanks.
+
+    Raises:
+        ValueError: Bytes are not UTF-8.
+    """
+    if value is None or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return text if text.strip() else None
+
+
+def read_id(value: Any, index: int | str) -> str:
+    """Return the id of a row as `as_name` does.
 
     Raises:
         ItemError: It is missing.
     """
-    if value is None or value == "":
+    name = as_name(value)
+    if name is None:
         raise ItemError(f"row {index}", "the id is missing")
-    return str(value)
+    return name
 
 
 def read_rows(rows: Iterable[Row], read: Callable[[Row, int], Result]) -> list[Result]:

@@ -10,7 +10,7 @@ import datasets
 from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
-from conjoin.data.row_checks import check_ids
+from conjoin.data.row_checks import as_name, check_ids
 from conjoin.data.row_images import RowImages, folders_beside
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
@@ -55,7 +55,7 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), columns)
     triplets = []
     for index, row in enumerate(rows):
-        row_id = str(index if row.get("id") is None else row["id"])
+        row_id = as_name(row.get("id")) or str(index)
         triplets.append(_triplet(row_id, row, path.parent, f"{unit} {index + first} (id {row_id!r})"))
     check_ids([triplet["id"] for triplet in triplets])
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)
