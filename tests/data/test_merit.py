@@ -183,7 +183,10 @@ class TestBadFiles:
             (query(pos_candidate=[]), "the query has no positive"),
             (query(pos_candidate=None), "the query has no positive"),
             (query(**{"query instruction": "only <image>"}), "1 placeholders <image> in the text, but 2 images"),
-            (query(**{"query instruction": "<image> <image> <image>"}), "3 placeholders <image> in the text, but 2 images"),
+            (
+                query(**{"query instruction": "<image> <image> <image>"}),
+                "3 placeholders <image> in the text, but 2 images",
+            ),
             (query(**{"query instruction": " "}), "query instruction: text is empty"),
             (query(query={"1": {"color": "red"}, "2": {"material": " "}}), "the attribute 'material' is empty"),
             (query(query={"1": {"": "red"}, "2": {"material": "x"}}), "the attribute '' is empty"),

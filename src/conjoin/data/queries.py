@@ -41,6 +41,7 @@ QUERY_COLUMNS = {
 ITEM_ROLES = ("query", "positive", "negative")
 LABELS = ("label", "labels", "score", "scores")
 IMAGE_KEYS = ("image", "images")
+_ABSENT: tuple[Any, ...] = (None, "", [])
 
 
 class ItemColumns(NamedTuple):
@@ -107,7 +108,11 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
             f"the column {labels[0]!r} grades pairs; expected rows of a query, its positives and its negatives (of "
             'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
         )
-    single = {role: given.get(role) or _first(role, available) for role in QUERY_COLUMNS if role not in ITEM_ROLES}
+    single = {
+        role: given.get(role) or next((name for name in QUERY_COLUMNS[role] if name in available), None)
+        for role in QUERY_COLUMNS
+        if role not in ITEM_ROLES
+    }
     return QueryColumns(items["query"][0], items["positive"][0], tuple(items["negative"]), **single)
 
 
@@ -136,54 +141,6 @@ def _named(name: str, role: str, available: Sequence[str]) -> Iterator[ItemColum
         columns = [column if column in available else None for column in candidates]
         if any(columns):
             yield ItemColumns(*columns)
-
-
-def _first(role: str, available: Sequence[str]) -> str | None:
-    return next((name for name in QUERY_COLUMNS[role] if name in available), None)
-
-
-class CellReader(NamedTuple):
-    """Reads items from rows.
-
-    Attributes:
-        images: Checks the images.
-    """
-
-    images: RowImages
-
-    def items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Candidate]:
-        """Return the items of some columns: none, one, or those of a list.
-
-        Raises:
-            ItemError: A cell is no item, or an image or a text cannot be used; the item starts with `name`.
-            MissingFileError: The file of an image does not exist.
-        """
-        cells = {part: row.get(column) for part, column in columns._asdict().items() if column}
-        whole, flat = cells.pop("whole", None), {part: cell for part, cell in cells.items() if not _is_absent(cell)}
-        if isinstance(whole, list):
-            if flat:
-                others = ", ".join(map(repr, columns[1:]))
-                raise ItemError(name, f"a list in {columns.whole!r} beside {others}")
-            named = [(f"{name} {index}", each) for index, each in enumerate(whole)]
-            return [self._item(_parts(each, own_name), own_name) for own_name, each in named]
-        parts = {} if _is_absent(whole) else _parts(whole, name)
-        if parts.keys() & flat.keys():
-            raise ItemError(name, f"both {columns.whole!r} and another column give its {min(parts.keys() & flat)}")
-        parts |= flat
-        return [self._item(parts, name)] if parts else []
-
-    def _item(self, parts: dict[str, Any], name: str) -> Candidate:
-        if "text" in parts:
-            check_text(parts["text"], name)
-        if "image" in parts:
-            parts["image"] = self.images.check(listed_images(parts["image"]), name)
-        modality = ",".join(part for part in ("image", "text") if part in parts)
-        return Candidate(f"{row_digest(parts):x}", row_item(parts, name), modality)
-
-
-def _is_absent(cell: Any) -> bool:
-    """Whether a cell holds nothing; a CSV has an empty text there."""
-    return cell is None or (isinstance(cell, str | list) and not cell)
 
 
 def _parts(value: Any, name: str) -> dict[str, Any]:
@@ -258,7 +215,7 @@ class QueryTable(Dataset[dict[str, Any]]):
     ) -> None:
         self.rows, folder = _open(source, split)
         self.columns = choose_query_columns(_column_names(self.rows), columns or {})
-        self.cells = CellReader(RowImages(folder, image_folders(source, folder)))
+        self.images = RowImages(folder, image_folders(source, folder))
         self.hard_negatives, self.instruction = check_negatives(hard_negatives), instruction
         self._has_negatives = False
         shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
@@ -289,13 +246,13 @@ class QueryTable(Dataset[dict[str, Any]]):
         columns = self.columns
         row_id = read_id(index if columns.id is None else row.get(columns.id), index)
         name = row_name(index, row_id)
-        query = self.cells.items(row, columns.query, f"{name}, query")
+        query = self._items(row, columns.query, f"{name}, query")
         if len(query) != 1:
             raise ItemError(name, f"{len(query)} queries; expected one, in {_names(columns.query)}")
-        positives = self.cells.items(row, columns.positive, f"{name}, positive")
+        positives = self._items(row, columns.positive, f"{name}, positive")
         if not positives:
             raise ItemError(name, f"no positive in {_names(columns.positive)}")
-        negatives = [item for each in columns.negatives for item in self.cells.items(row, each, f"{name}, negative")]
+        negatives = [item for each in columns.negatives for item in self._items(row, each, f"{name}, negative")]
         positives = _with_ids(positives, row, columns.positive_id, f"{name}, positive")
         negatives = _with_ids(negatives, row, columns.negative_id, f"{name}, negative")
         if negatives and (columns.positive_id is None) != (columns.negative_id is None):
@@ -307,6 +264,35 @@ class QueryTable(Dataset[dict[str, Any]]):
         if instruction is not None and not isinstance(instruction, str):
             raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
         return _Row(row_id, query[0], positives, negatives, instruction or self.instruction)
+
+    def _items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Candidate]:
+        """Return the items of some columns: none, one, or those of a list.
+
+        Raises:
+            ItemError: A cell is no item, or an image or a text cannot be used; the item starts with `name`.
+            MissingFileError: The file of an image does not exist.
+        """
+        cells = {part: row.get(column) for part, column in columns._asdict().items() if column}
+        whole, flat = cells.pop("whole", None), {part: cell for part, cell in cells.items() if cell not in _ABSENT}
+        if isinstance(whole, list):
+            if flat:
+                others = ", ".join(map(repr, columns[1:]))
+                raise ItemError(name, f"a list in {columns.whole!r} beside {others}")
+            named = [(f"{name} {index}", each) for index, each in enumerate(whole)]
+            return [self._item(_parts(each, own_name), own_name) for own_name, each in named]
+        parts = {} if whole in _ABSENT else _parts(whole, name)
+        if parts.keys() & flat.keys():
+            raise ItemError(name, f"both {columns.whole!r} and another column give its {min(parts.keys() & flat)}")
+        parts |= flat
+        return [self._item(parts, name)] if parts else []
+
+    def _item(self, parts: dict[str, Any], name: str) -> Candidate:
+        if "text" in parts:
+            check_text(parts["text"], name)
+        if "image" in parts:
+            parts["image"] = self.images.check(listed_images(parts["image"]), name)
+        modality = ",".join(part for part in ("image", "text") if part in parts)
+        return Candidate(f"{row_digest(parts):x}", row_item(parts, name), modality)
 
 
 class QueryMix(Dataset[dict[str, Any]]):
