@@ -91,6 +91,13 @@ class TestKeep:
             assert [row["id"] for row in pairs] == ["a#0", "a#1", "b"]
         assert "metadata" not in load_pairs(tmp_path / "t.jsonl", only="text").column_names
 
+    def test_columns_may_have_any_name(self):
+        names = ("ids", "texts", "images", "groups", "metadata", "problem")
+        rows = datasets.Dataset.from_dict({"text": ["a", "b"]} | {name: [f"{name}1", None] for name in names})
+        for streaming in (False, True):
+            found = list(load_pairs(rows, only="text", keep=names, streaming=streaming))
+            assert found[0]["metadata"] == {name: f"{name}1" for name in names}
+
     def test_what_cannot_be_kept(self):
         features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
         rows = datasets.Dataset.from_list([{"image": Image.new("RGB", (2, 2)), "text": "a"}], features=features)

@@ -45,8 +45,8 @@ PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "metadata")
 _ROWS_AT_ONCE = 1000
 _STREAMED_AT_ONCE = 100
 _UNIQUE = (
-    'choose a column of unique ids by --id-column (id_column), or row numbers by "" (only several captions of one '
-    "image may share an id)"
+    'choose a column of unique ids by --id-column (id_column), or row numbers by "", or keep the first row of each by '
+    "--on-error skip (only several captions of one image may share an id)"
 )
 _LOOKED_AT = 100
 """Rows from which the types of a stream that does not know them are read."""
@@ -404,7 +404,7 @@ class PairReader:
         table = dataset.select_columns(self.names).with_format("arrow")
         problems: dict[int, ItemError] = {}
         keys, file_keys, pairs = [], [], []
-        chunks: dict[str, list[pa.Array]] = {name: [] for name in ("ids", "groups", "images", "texts", *self.metadata)}
+        chunks: dict[str, list[pa.Array]] = {name: [] for name in ("ids", "groups", "images", "texts")}
         for start in range(0, count, _ROWS_AT_ONCE):
             rows = range(start, min(start + _ROWS_AT_ONCE, count))
             block = self.read(table[rows.start : rows.stop], rows.__getitem__)
@@ -414,11 +414,12 @@ class PairReader:
             files = (row_id if file is None else f"file {file}" for row_id, file in named)
             file_keys.append(id_keys(files) if columns.picture else keys[-1])
             pairs.append(start + block.owners)
-            read = {"ids": pa.array(block.ids, pa.string()), "groups": block.groups, **block.metadata}
+            read = {"ids": pa.array(block.ids, pa.string()), "groups": block.groups}
+            read |= {f"kept {name}": values for name, values in block.metadata.items()}
             read |= {"images": None if has_images else block.images, "texts": None if stays else block.texts}
             for name, values in read.items():
                 if values is not None:
-                    chunks[name].append(values)
+                    chunks.setdefault(name, []).append(values)
         found = {name: pa.chunked_array(parts) for name, parts in _alike(chunks).items() if parts}
         owners = np.concatenate(pairs)
         repeats = _repeats(np.concatenate(keys))
@@ -428,7 +429,7 @@ class PairReader:
             self._check_repeats({row: first for row, first in repeats.items() if row not in copies}, ids, problems)
             found["ids"] = pa.chunked_array([pa.array(ids)])
             if columns.text is None:
-                owners = owners[~np.isin(owners, copies)]
+                owners = owners[~np.isin(owners, list(copies))]
         if problems and not self.skip:
             raise counted([problems[row] for row in sorted(problems)], count)
         if "groups" not in found:
@@ -466,7 +467,7 @@ class PairReader:
         if "image" in own and _is_list(own["image"]):
             features["image"] = datasets.List(IMAGE)
         if self.metadata:
-            kept = [_combined(made[name]) for name in self.metadata]
+            kept = [_combined(made[f"kept {name}"]) for name in self.metadata]
             own["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata])
             features["metadata"] = self._kept_features(known)
         info = datasets.DatasetInfo(features=datasets.Features(features))
@@ -620,14 +621,14 @@ def _repeats(keys: np.ndarray) -> dict[int, int]:
     return dict(sorted(first.items()))
 
 
-def _same_images(dataset: datasets.Dataset, picture: str | None, repeats: Mapping[int, int]) -> list[int]:
+def _same_images(dataset: datasets.Dataset, picture: str | None, repeats: Mapping[int, int]) -> set[int]:
     """Return the rows of an id that an earlier row has whose image is that of the earlier row."""
     if picture is None or not repeats:
-        return []
+        return set()
     rows = [*dict.fromkeys([*repeats.values(), *repeats])]
     cells = dataset.select_columns(picture).select(rows)
     digests = {row: row_digest({"image": cell[picture]}) for row, cell in zip(rows, cells, strict=True)}
-    return [row for row, first in repeats.items() if digests[row] == digests[first]]
+    return {row for row, first in repeats.items() if digests[row] == digests[first]}
 
 
 def number_pairs(ids: Sequence[str], owners: Sequence[Hashable] | None = None) -> list[str]:

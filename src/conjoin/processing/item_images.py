@@ -192,9 +192,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if profile:
         image = _to_srgb(image.convert("RGB"), profile)
         image.putalpha(alpha)
-    least, most = alpha.getextrema()
-    white = _on(image, "white")
-    if least < 255 and most > 0 and min(low for low, _ in white.getextrema()) >= _NEARLY_WHITE:
+    opacity, white = np.asarray(alpha), _on(image, "white")
+    if opacity.min() < 255 and opacity.any() and np.asarray(white).min() >= _NEARLY_WHITE:
         return _on(image, "black")
     return white
 
@@ -211,7 +210,7 @@ def _seek_first(image: Image.Image) -> None:
     image.seek(0)
     frame = 0
     try:
-        while image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[1] == 0:
+        while image.has_transparency_data and not np.asarray(image.convert("RGBA").getchannel("A")).any():
             frame += 1
             image.seek(frame)
     except EOFError:
@@ -224,7 +223,8 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         try:
             own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
             if "sRGB" not in ImageCms.getProfileDescription(own):
-                return ImageCms.profileToProfile(image, own, ImageCms.createProfile("sRGB"), outputMode="RGB")
+                srgb = ImageCms.createProfile("sRGB")
+                return ImageCms.profileToProfile(image, own, srgb, outputMode="RGB") or image.convert("RGB")
         except (ImageCms.PyCMSError, OSError, ValueError):
             pass
     return image.convert("RGB")
