@@ -410,9 +410,9 @@ class PairReader:
             block = self.read(table[rows.start : rows.stop], rows.__getitem__)
             problems |= {start + row: error for row, error in block.problems.items()}
             keys.append(id_keys(block.ids))
-            named = zip(block.ids, block.files, strict=True)
-            files = (row_id if file is None else f"file {file}" for row_id, file in named)
-            file_keys.append(id_keys(files) if columns.picture else keys[-1])
+            if columns.picture:
+                named = zip(block.ids, block.files, strict=True)
+                file_keys.append(id_keys(row_id if file is None else f"file {file}" for row_id, file in named))
             pairs.append(start + block.owners)
             read = {"ids": pa.array(block.ids, pa.string()), "groups": block.groups}
             read |= {f"kept {name}": values for name, values in block.metadata.items()}
@@ -432,7 +432,7 @@ class PairReader:
                 owners = owners[~np.isin(owners, list(copies))]
         if problems and not self.skip:
             raise counted([problems[row] for row in sorted(problems)], count)
-        if "groups" not in found:
+        if "groups" not in found and columns.picture:
             _, first, places = np.unique(np.concatenate(file_keys), return_index=True, return_inverse=True)
             if len(np.unique(places[owners])) < len(owners):
                 found["groups"] = found["ids"].take(pa.array(first[places]))
