@@ -75,7 +75,8 @@ def make_data(out: Path) -> Path:
     """A table of eight pictures with their colours, and a miniature of M-BEIR."""
     from PIL import Image
 
-    from conjoin import make_mini_mbeir
+    sys.path.append(str(Path(__file__).parents[1] / "experiments"))
+    from mini_mbeir import make_mini_mbeir
 
     colours = ("red", "blue", "green", "white", "black", "yellow", "purple", "orange")
     for colour in colours:

@@ -23,6 +23,7 @@ import datasets
 import numpy as np
 import torch
 from common import ROOT, Record
+from mini_merit import make_mini_merit
 from peft import LoraConfig
 from puma import SCALED, text_pairs
 from safetensors.torch import load_model, save_model
@@ -30,7 +31,7 @@ from scipy import stats
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
-from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
+from conjoin.data import MeritProducts, MeritTraining
 from conjoin.evaluation import TaskScores, bootstrap_ci
 from conjoin.evaluation.tasks.merit import evaluate_merit
 from conjoin.models.mllm_retriever import MllmRetrieverModel

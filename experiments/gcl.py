@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from emoji_edits import edit_triplets
 from torch import Tensor
 from transformers.utils import logging
 
 import conjoin
-from conjoin.data import EpochRows, edit_triplets, load_emoji
+from conjoin.data import EpochRows, load_emoji
 from conjoin.evaluation import Embedded, evaluate_combinations
 from conjoin.losses import ContrastiveLoss, GclLoss, info_nce
 from conjoin.models.joint_encoder import JointEncoderModel

@@ -22,12 +22,13 @@ from typing import Any
 
 import datasets
 from common import ROOT, Record
+from mini_mbeir import make_mini_mbeir
 from peft import LoraConfig
 from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
-from conjoin.data import MbeirTraining, emoji_concepts, load_nli, make_mini_mbeir
+from conjoin.data import MbeirTraining, emoji_concepts, load_nli
 from conjoin.evaluation.tasks.mbeir import average_score, evaluate_mbeir
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from made import is_made, made_with, write_settings
 from numpy.typing import NDArray
 from PIL import Image
 
 from conjoin.data.emoji.sample import EMOJI_STYLES, EmojiConcept, draw_svg, emoji_concepts, emoji_drawings, name_words
 from conjoin.data.make.construction.symmetric import EDITS
-from conjoin.data.make.made import is_made, made_with, write_settings
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, publish_folder, text_digest, write_text
 

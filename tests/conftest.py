@@ -20,6 +20,8 @@ from tiny_checkpoints import CHECKPOINTS
 from tiny_embedders import drop_video
 from tiny_mllms import save_mllm
 
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # the miniatures
+
 torch.set_num_threads(
     1
 )  # tests run side by side; and the processes they start, with one thread, must agree bit by bit

@@ -134,11 +134,10 @@ def test_the_demo_of_solar(run, tmp_path, monkeypatch):
 
 
 def test_the_map_of_vectors(run, tmp_path, load_first_emoji, monkeypatch):
+    from mini_mbeir import make_mini_mbeir
     from PIL import Image
 
-    from conjoin.data import make_mini_mbeir
-
-    monkeypatch.setattr("conjoin.data.make.mini_mbeir.load_emoji", load_first_emoji)
+    monkeypatch.setattr("mini_mbeir.load_emoji", load_first_emoji)
     data = make_mini_mbeir(tmp_path / "mbeir", train_queries=1, val_queries=2, test_queries=6)
     run("vector_map", "sample", "--data", data, "--cells", "oven_task8", "mscoco_task0", "--out", tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as picture:

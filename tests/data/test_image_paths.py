@@ -168,7 +168,7 @@ def test_a_dataset_of_the_hub_names_no_local_file(kind, streaming, outside, tmp_
         rows = datasets.Dataset.from_list([{"image": image_of(kind, path), "text": "a"}], features=features)
         return rows.to_iterable_dataset() if streaming else rows
 
-    monkeypatch.setattr("conjoin.data.pair_sources._open_hub", lambda *args: opened(outside))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: opened(outside))
     with pytest.raises(ValueError, match=r"row 0 .*outside.png.*outside of the dataset"):
         list(load_pairs("owner/pictures", streaming=streaming))
     assert len(list(load_pairs(opened(outside), streaming=streaming))) == 1  # the user's own
@@ -213,9 +213,9 @@ def test_deep_nesting_of_a_table(suffix, tmp_path):
     def write_text(text):
         path.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
 
-    for depth in (200_000, 50):
+    for depth in (200_000, 3000, 90):
         write_text('{"text": "a", "image": ' + "[" * depth + "]" * depth + "}\n")
-        with pytest.raises(ValueError, match=r"deep.*line 1: its values are nested too deep; the limit is 50 levels"):
+        with pytest.raises(ValueError, match=r"deep.*cannot be read: .*(nested too deep|[Rr]ecursion)"):
             load_pairs(path)
     write_text('{"text": "a", "x": ' + "[" * 49 + "]" * 49 + "}\n")
     assert load_pairs(path, only="text")[0]["text"] == "a"

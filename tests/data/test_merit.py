@@ -182,9 +182,12 @@ class TestBadFiles:
             (query(pos_candidate=[3, 2]), "the positive '2' is a product of its own query"),
             (query(pos_candidate=[]), "the query has no positive"),
             (query(pos_candidate=None), "the query has no positive"),
-            (query(**{"query instruction": "only <image>"}), "1 placeholders <image> for 2 products"),
-            (query(**{"query instruction": "<image> <image> <image>"}), "3 placeholders <image> for 2 products"),
-            (query(**{"query instruction": " "}), "'query instruction' must be a text"),
+            (query(**{"query instruction": "only <image>"}), "1 placeholders <image> in the text, but 2 images"),
+            (
+                query(**{"query instruction": "<image> <image> <image>"}),
+                "3 placeholders <image> in the text, but 2 images",
+            ),
+            (query(**{"query instruction": " "}), "query instruction: text is empty"),
             (query(query={"1": {"color": "red"}, "2": {"material": " "}}), "the attribute 'material' is empty"),
             (query(query={"1": {"": "red"}, "2": {"material": "x"}}), "the attribute '' is empty"),
             (query(query={"1": {"color": "red"}, "2": {}}), "the condition of product '2' names no attribute"),
@@ -259,5 +262,5 @@ class TestBadFiles:
     def test_bad_arguments(self, root):
         with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):
             MeritTraining(root, ood="colour")
-        with pytest.raises(ValueError, match="hard_negatives=-1 must not be negative"):
+        with pytest.raises(ValueError, match="hard_negatives=-1; expected 0 or more"):
             MeritTraining(root, hard_negatives=-1)

@@ -65,7 +65,7 @@ def test_a_bad_row_is_named(tmp_path, change, message):
 
 def test_refusals(tmp_path):
     write_mmeb(tmp_path)
-    with pytest.raises(ValueError, match="hard_negatives=2; a row of MMEB has one negative"):
+    with pytest.raises(ValueError, match="hard_negatives=2; expected 0 or more, at most 1"):
         MmebTraining(tmp_path, hard_negatives=2)
     with pytest.raises(ValueError, match=r"no subset 'WebQA' .*; there are \['CIRR', 'VisDial'\]"):
         MmebTraining(tmp_path, datasets=["WebQA"])

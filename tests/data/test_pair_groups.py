@@ -3,6 +3,7 @@
 import json
 
 import datasets
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -128,7 +129,7 @@ def test_images_are_not_repeated_on_disk(tmp_path):
     images = datasets.load_from_disk(tmp_path / "data")
     owners = [row for row in range(count) for _ in range(captions)]
     names = [f"{row}-{number}" for number, row in enumerate(owners)]
-    joined = join_pairs(images, owners, {"id": names})
+    joined = join_pairs(images, np.array(owners), datasets.Dataset.from_dict({"id": names}))
     assert joined["id"][:] == names and [row["image"][0] for row in joined] == owners
     addresses = {chunk.buffers()[2].address for chunk in joined.data["image"].chunks}
     assert len(addresses) == 1

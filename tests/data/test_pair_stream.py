@@ -185,5 +185,5 @@ def test_bad_input(sources):
             make_stream(sources, **options)
     with pytest.raises(FileNotFoundError, match="no such file"):
         load_training_pairs("memory://bucket/nothing.parquet", streaming=True)
-    with pytest.raises(ValueError, match="object storage"):
+    with pytest.raises(ValueError, match=r"expected files ending in .parquet"):
         load_training_pairs("memory://bucket/a.csv", streaming=True)

@@ -251,7 +251,7 @@ def test_empty_dataset(embedded, streaming):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_null_image_and_text_inside_a_dataset(embedded, streaming):
     rows = embedded.cast_column("image", datasets.Image(decode=False)).to_list()
-    for column, message in (("image", r"row 1 \(id '1'\): the image is missing"), ("text", "got NoneType None")):
+    for column, message in (("image", r"row 1 \(id '1'\): the image is missing"), ("text", "the text is missing")):
         broken = [*rows[:1], rows[1] | {column: None}, *rows[2:]]
         with pytest.raises(ValueError, match=message):
             list(load_pairs(datasets.Dataset.from_list(broken, features=embedded.features), streaming=streaming))
@@ -283,8 +283,7 @@ def test_folders_that_hold_no_pairs(image_folder, tmp_path):
         ("a.csv", b"", "has zero bytes"),
         ("a.csv", b"image,text\n", "is empty: it has no rows"),
         ("a.csv", b'image,text\nred.png,"a\n', r"cannot be read: \S+"),
-        ("a.csv", b"image,text\nred.png,caf\xe9\n", r"read: line 2: not valid UTF-8 \(byte 0xe9.*save it as UTF-8"),
-        ("a.csv", b"image|text\nred.png|a\n", r"one column is 'image\|text'; expected columns separated by ','"),
+        ("a.csv", b"image,text\nred.png,caf\x81\n", r"read: line 2: not valid UTF-8 \(byte 0x81.*save it as UTF-8"),
         ("a.csv", b"image,text,x,x\nred.png,a,y,z\n", "cannot be read: two of its columns are named 'x'"),
         (
             "a.csv",
@@ -293,7 +292,11 @@ def test_folders_that_hold_no_pairs(image_folder, tmp_path):
         ),
         ("a.csv", b"id,text\n\n1,a,z\n", "cannot be read: line 3 has 3 fields, the header 2"),
         ("a.tsv", b"id\ttext\n1\ta\tz\n", "cannot be read: line 2 has 3 fields, the header 2; put a text that holds"),
-        ("a.tsv", b'text\tid\n"5 inch\t1\nblue\t2\n12" cake\t3\n', "read: the lines up to 4 are one cell, because"),
+        (
+            "a.tsv",
+            b'text\tid\n"5 inch\t1\nblue\t2\n12" cake\t3\n',
+            "read: lines 2 to 4: .*a cell begins with a double quote",
+        ),
         ("a.jsonl", b'{"image": "red.png", "text": "a"}\n{"image": \n', r"cannot be read: \S+"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"}\n{"text": "\xff"}\n', r"read: line 3: not valid UTF-8 \(byte 0xff"),
         ("a.parquet", b"no parquet", r"cannot be read: \S+"),
@@ -336,7 +339,7 @@ def test_sources_that_are_none(tmp_path, embedded):
         load_pairs(3)
     with pytest.raises(TypeError, match=r"several splits \(train\); pass one of them"):
         load_pairs(datasets.DatasetDict(train=embedded))
-    with pytest.raises(ValueError, match=r"expected webdataset shards ending in .tar.*'a.zip'"):
+    with pytest.raises(ValueError, match=r"expected files ending in .parquet, .tar.*'a.zip'"):
         load_pairs(["a.zip"])
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from conjoin.cli.main import main
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.demo.products import find_products
-from conjoin.demo.start import PUBLIC_MODEL, choose_model, start_commands
+from conjoin.demo.start import PUBLIC_MODEL, choose_model, describe, start_commands
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval import Collection
 
@@ -54,7 +54,7 @@ def shop(tmp_path, monkeypatch):
 def test_a_german_table(shop):
     found = find_products(shop(GERMAN))
     assert (found.rows, found.image, found.text, found.id, found.group) == (4, "Bild", "Titel", "Artikelnr", "Modell")
-    assert found.numbers == {"Preis": (":decimal-comma", 899, 1299)}
+    assert found.numbers == {"Preis": (":decimal-comma", 899, 1299, 1, [])}
     assert found.choices == {"Kategorie": ["Deko", "Licht", "Sitzen"], "Nr": ["007", "008", "009"]}
     assert found.others == {"Beschreibung": "Eine Lampe."}
     found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
@@ -73,7 +73,7 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
     }
     found = find_products(shop(columns, separator=","))
     assert (found.image, found.text, found.id, found.group) == ("z", "y", "u", None)
-    assert found.numbers == {"x": (":number", 7, 8), "v": (":number", 3, 1299)}
+    assert found.numbers == {"x": (":number", 7, 8, 0, []), "v": (":number", 3, 1299, 0, [])}
     found = find_products("katalog.csv", text_column="u", id_column="")
     assert (found.text, found.id, found.others) == ("u", "", {"y": "an oak chair"})
 
@@ -160,3 +160,16 @@ def test_the_default_model(tmp_path, monkeypatch):
     name, reason = choose_model(str(tmp_path / "out"))
     assert name == "sample" and PUBLIC_MODEL in reason
     assert choose_model(str(tmp_path / "out"), "mine") == ("mine", "as asked for")
+
+
+def test_a_few_repeated_ids_and_prices_that_are_none(shop):
+    columns = {
+        "sku": [f"A{n}" for n in range(11)] + ["A3"],
+        "title": [f"A chair, number {n}" for n in range(12)],
+        "price": ["$1,299.00", "N/A", "$3", "-", "n/a", "5", "6", "7", "8", "9", "on request", "11"],
+    }
+    found = find_products(shop(columns, separator=","))
+    assert (found.id, found.rows, found.keep) == ("sku", 12, ["price:number"])
+    assert found.unusable == ["row 11: the id 'A3' occurs twice, in lines 5 and 13; the first is kept"]
+    lines = "\n".join(describe(found))
+    assert "price: 3 to 1,299, read as price:number, blank in 3 rows, 1 are no numbers, such as 'on request'" in lines

@@ -17,7 +17,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 
 from conjoin.processing import (
     ImageTextProcessor,
@@ -524,3 +524,36 @@ def test_other_alphabets(server, allowed, monkeypatch):
     assert load_image("http://bücher.example/ein bild/ä%20b.png?q=ü&r=1").size == (2, 2)
     assert asked == ["xn--bcher-kva.example"]
     assert ASKED == ["/ein%20bild/%C3%A4%20b.png?q=%C3%BC&r=1"]
+
+
+def swapped_profile():
+    """sRGB with the red and the blue primary swapped, under another name."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for old, new in ((b"rXYZ", b"tmpX"), (b"bXYZ", b"rXYZ"), (b"tmpX", b"bXYZ")):
+        profile = profile.replace(old, new, 1)
+    return profile.replace("sRGB".encode("utf-16-be"), "BGRs".encode("utf-16-be"))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_a_colour_profile_is_converted_to_srgb(mode):
+    image = Image.new("RGB", (4, 4), "red").convert(mode)
+    for profile, expected in ((swapped_profile(), (0, 0, 255)), (b"damaged", (255, 0, 0)), (None, (255, 0, 0))):
+        image.save(buffer := io.BytesIO(), "PNG", icc_profile=profile)
+        assert np.abs(np.subtract(load_image(buffer.getvalue()).getpixel((0, 0)), expected)).max() <= 3
+
+
+def test_white_on_transparency_stays_visible():
+    logo = Image.new("RGBA", (4, 4), (255, 255, 255, 0))
+    assert load_image(logo).getextrema() == ((255, 255),) * 3  # there is nothing to see
+    logo.putpixel((1, 1), (255, 255, 255, 255))
+    assert load_image(logo).getpixel((0, 0)) == BLACK and load_image(logo).getpixel((1, 1)) == WHITE
+    logo.putpixel((2, 2), (255, 0, 0, 255))
+    assert load_image(logo).getpixel((0, 0)) == WHITE
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP"])
+def test_an_empty_first_frame_is_skipped(kind):
+    empty, red = Image.new("RGBA", (8, 8), (0, 0, 0, 0)), Image.new("RGBA", (8, 8), (255, 0, 0, 255))
+    options = {"lossless": True} if kind == "WEBP" else {}
+    empty.save(buffer := io.BytesIO(), kind, save_all=True, append_images=[red, empty], disposal=2, **options)
+    assert load_image(buffer.getvalue()).getpixel((3, 3)) == RED

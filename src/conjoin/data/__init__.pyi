@@ -16,15 +16,9 @@ from conjoin.data.emoji.sample import (
     load_emoji as load_emoji,
     split_of as split_of,
 )
-from conjoin.data.emoji.triplets import (
-    EDIT_FEATURES as EDIT_FEATURES,
-    edit_triplets as edit_triplets,
-    find_edits as find_edits,
-    symmetric_triplets as symmetric_triplets,
-)
+from conjoin.data.emoji.triplets import symmetric_triplets as symmetric_triplets
 from conjoin.data.emoji.weights import (
     SAMPLE_VISION_LAYER as SAMPLE_VISION_LAYER,
-    load_sample_language_model as load_sample_language_model,
     load_sample_text_tower as load_sample_text_tower,
     load_sample_vision_tower as load_sample_vision_tower,
     sample_image_processor as sample_image_processor,
@@ -51,8 +45,6 @@ from conjoin.data.make.construction.models import (
     synthesise_with as synthesise_with,
 )
 from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
-from conjoin.data.make.mini_mbeir import make_mini_mbeir as make_mini_mbeir
-from conjoin.data.make.mini_merit import make_mini_merit as make_mini_merit
 from conjoin.data.mbeir import (
     MBEIR_CELLS as MBEIR_CELLS,
     MbeirCandidates as MbeirCandidates,

@@ -55,7 +55,7 @@ class ItemCollator:
         ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
         return self.processor([self._item(row, row_id) for row, row_id in zip(rows, ids, strict=True)], ids=ids)
 
-    def _item(self, row: Mapping[str, Any], row_id: str) -> Any:  # noqa: ANN401 - an item
+    def _item(self, row: Mapping[str, Any], row_id: str) -> Any:
         name = f"row with id {row_id!r}"
         parts = {part: row.get(column) for part, column in self.columns.items()}
         if all(value is None for value in parts.values()):
@@ -157,7 +157,7 @@ class RetrievalCollator:
         return batch
 
 
-def as_item(value: Any, name: str = "item") -> Any:  # noqa: ANN401 - an item
+def as_item(value: Any, name: str = "item") -> Any:
     """Return a text as an item, so that `cat.png` is not a path; a dict without its None parts; other items as is.
 
     Raises:
@@ -168,7 +168,7 @@ def as_item(value: Any, name: str = "item") -> Any:  # noqa: ANN401 - an item
     return {"text": value} if isinstance(value, str) else value
 
 
-def _part(row: Mapping[str, Any], part: str, name: str) -> Any:  # noqa: ANN401 - an item
+def _part(row: Mapping[str, Any], part: str, name: str) -> Any:
     if row.get(part) is None:
         raise ItemError(f"row with id {name!r}", f"no {part!r}; its columns are {', '.join(row)}")
     return as_item(row[part], f"row with id {name!r}, {part}")

@@ -1,18 +1,18 @@
-"""Columns of a table: which of them are the parts of a pair, and how they hold images."""
+"""Columns of a table: which of them are the parts of a row, and what their cells are as ids, numbers or images."""
 
 import difflib
-import itertools
+import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import datasets
-import pyarrow
-import pyarrow.compute
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from conjoin.data.row_images import listed_images
+from conjoin.data.row_checks import as_name
 from conjoin.processing.item_error import ItemError
 
 _MONEY = r"(?:[A-Z]{3}|[$€£¥₹₽₺₩₫₪₴฿])?"
@@ -23,6 +23,8 @@ _AMOUNTS = {
     for mark, other in ((".", ","), (",", "."))
 }
 """Numbers by their decimal mark, perhaps with groups of thousands and a currency."""
+_NO_VALUES = ("", "n/a", "na", "-", "–", "—", "null", "none", "nan", "#n/a")
+"""Texts that say that there is no number, in any case."""
 
 logger = logging.getLogger(__name__)
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
@@ -63,6 +65,31 @@ class PairColumns(NamedTuple):
     picture: str | None
 
 
+def matching(names: Iterable[str], available: Sequence[str]) -> list[str]:
+    """Return the columns with one of some names, in the order of the names; case is ignored."""
+    known = {name.lower(): name for name in reversed(available)}
+    return [known[name] for name in names if name in known]
+
+
+def require_columns(names: Iterable[str | None], available: Sequence[str]) -> None:
+    """Refuse names that no column has; None and "" name none.
+
+    Raises:
+        ValueError: It lists the columns and suggests the nearest name.
+    """
+    for name in names:
+        if name and name not in available:
+            raise unknown_column(name, available)
+
+
+def unknown_column(column: str, available: Iterable[str]) -> ValueError:
+    """Return the error for a missing column: it lists the columns and suggests the nearest name."""
+    available = list(available)
+    nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
+
+
 def choose_columns(
     available: Sequence[str], given: Mapping[str, str | None], features: Mapping[str, Any], only: str | None
 ) -> PairColumns:
@@ -77,17 +104,12 @@ def choose_columns(
     Raises:
         ValueError: There is no such column, or several may be the id.
     """
-    by_lower_name = {name.lower(): name for name in reversed(available)}
-    matches = {
-        role: [by_lower_name[name] for name in names if name in by_lower_name]
-        for role, names in COMMON_COLUMNS.items()
-    }
+    require_columns(given.values(), available)
+    matches = {role: matching(names, available) for role, names in COMMON_COLUMNS.items()}
     if not matches["text"]:
         matches["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
     chosen: dict[str, str | None] = {"group": None}
     for role, column in given.items():
-        if column and column not in available:
-            raise unknown_column(column, available)
         chosen[role] = column if column is not None else _guess(role, matches.get(role, []), only in (None, role))
     picture = chosen["image"]
     for role in ("image", "text"):
@@ -136,16 +158,15 @@ def choose_metadata(names: Sequence[str], available: Sequence[str], features: Ma
     for name in names:
         kind = "" if name in available else next((each for each in NUMBERS if name.endswith(each)), "")
         column = name.removesuffix(kind)
-        if column not in available:
-            raise unknown_column(column, available)
+        require_columns([column], available)
         if isinstance(features.get(column), datasets.Image | datasets.Audio | datasets.Video):
             raise ValueError(f"the column {column!r} holds {features[column]}; only plain values can be kept")
         chosen[column] = NUMBERS.get(kind, "")
     return chosen
 
 
-def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | None:  # noqa: ANN401
-    """Return a value of a column of metadata as a number; None if it is absent or blank.
+def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | None:
+    """Return a value of a column of metadata as a number; None if it is absent, blank or says so (`N/A`, `-`).
 
     Args:
         value: A number, or a text such as `9.5`, `1e3`, `1,299.00` or `$ 29`.
@@ -156,7 +177,7 @@ def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | 
     Raises:
         ItemError: It is no finite number.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NO_VALUES):
         return None
     try:
         number = math.nan if isinstance(value, bool) else float(_plain_number(value, mark))
@@ -167,7 +188,7 @@ def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | 
     return number
 
 
-def _plain_number(value: Any, mark: str) -> Any:  # noqa: ANN401 - of a row
+def _plain_number(value: Any, mark: str) -> Any:
     """Return a text without groups of thousands and currency, with a decimal point; other values as they are."""
     amount = _AMOUNTS[mark].fullmatch(value.strip()) if isinstance(value, str) else None
     if amount is None:
@@ -176,115 +197,101 @@ def _plain_number(value: Any, mark: str) -> Any:  # noqa: ANN401 - of a row
     return f"{sign}{re.sub('[^0-9]', '', whole)}.{fraction or 0}"
 
 
-def metadata_column(
-    dataset: datasets.Dataset, names: Mapping[str, str], values: Sequence[Mapping[str, Any]], owners: Sequence[int]
-) -> datasets.Dataset:
-    """Make the column `metadata`, a struct of columns of the rows.
+def without_json(cells: pa.Array) -> pa.Array:
+    """Return a column of mixed JSON values as texts, or as lists of them if one is a list; others as they are."""
+    if not isinstance(cells.type, pa.BaseExtensionType):
+        return cells
+    values = [None if value is None else json.loads(value) for value in cells.storage.to_pylist()]
+    if any(isinstance(value, list) for value in values):
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        return pa.array([[*map(_as_text, each)] for each in lists], pa.list_(pa.string()))
+    return pa.array(map(_as_text, values), pa.string())
 
-    Args:
-        dataset: The rows.
-        names: The columns, and the decimal mark of their numbers, as `choose_metadata` gives them.
-        values: Those of each pair.
-        owners: The row of each pair.
+
+def _as_text(value: Any) -> str | None:
+    return (
+        as_name(value)
+        if isinstance(value, float)
+        else value
+        if value is None or isinstance(value, str)
+        else json.dumps(value)
+    )
+
+
+def as_names(cells: pa.Array, column: str) -> pa.Array:
+    """Return ids or groups as texts: whole numbers without a point, bytes decoded; NaN and blanks are null.
+
+    Raises:
+        ValueError: They are no texts or numbers.
     """
-    table = dataset.select_columns(list(names)).select(owners).with_format("arrow")[:]
-    for name in (name for name, mark in names.items() if mark):
-        column = pyarrow.array([row[name] for row in values], pyarrow.float64())
-        table = table.set_column(table.column_names.index(name), name, column)
-    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"metadata": table.to_struct_array()})))
+    cells = without_json(cells)
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if pa.types.is_floating(cells.type):
+        cells = without_nan(cells.cast(pa.float64()))
+        if pc.any(pc.greater_equal(pc.abs(cells), 2.0**53)).as_py():
+            raise ValueError(f"the column {column!r} holds numbers that lost digits, as 64-bit floats; write texts")
+        whole = pc.cast(pc.cast(cells, pa.int64(), safe=False), pa.string())
+        cells = pc.if_else(pc.equal(pc.floor(cells), cells), whole, pc.cast(cells, pa.string()))
+    try:
+        cells = cells.cast(pa.binary()).cast(pa.string()) if is_kind(cells.type, "binary") else cells.cast(pa.string())
+    except pa.ArrowException as error:
+        raise ValueError(f"the column {column!r} holds {cells.type}; expected texts or numbers ({error})") from error
+    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(cells), ""), None, cells)
 
 
-def unknown_column(column: str, available: Iterable[str]) -> ValueError:
-    """Return the error for a missing column: it lists the columns and suggests the nearest name."""
-    available = list(available)
-    nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
+def without_nan(cells: pa.Array) -> pa.Array:
+    """Return a column with null in place of NaN."""
+    return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
 
 
 def undecoded(dataset: Source) -> Source:
-    """Return the dataset as plain rows, with images as bytes or paths."""
+    """Return the dataset as plain rows, with images at any depth as bytes or paths."""
     dataset = dataset.with_format(None)
     for name, feature in (dataset.features or {}).items():
-        if isinstance(feature, datasets.Image):
-            dataset = dataset.cast_column(name, IMAGE)
-        elif isinstance(element_of(feature), datasets.Image):
-            dataset = dataset.cast_column(name, datasets.List(IMAGE))
+        plain = _undecoded(feature)
+        if plain != feature:
+            dataset = dataset.cast_column(name, plain)
     return dataset
 
 
-def strings(columns: Mapping[str, Sequence[Any]], several: bool = False) -> datasets.Dataset:
-    """Make a dataset of strings or nulls, or with `several` of lists of strings; its columns may be all null."""
-    kind = pyarrow.list_(pyarrow.string()) if several else pyarrow.string()
-    arrays = {name: pyarrow.array(values, kind) for name, values in columns.items()}
-    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table(arrays)))
+def _undecoded(feature: Any) -> Any:
+    if isinstance(feature, datasets.Image):
+        return IMAGE
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return type(feature)(_undecoded(feature.feature))
+    return {name: _undecoded(part) for name, part in feature.items()} if isinstance(feature, dict) else feature
 
 
-def element_of(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`
+def is_kind(kind: pa.DataType, name: str) -> bool:
+    """Whether a type is `string`, `large_string` or `string_view`, likewise `binary`."""
+    return str(kind) in (name, f"large_{name}", f"{name}_view")
+
+
+def element_of(feature: Any) -> Any:
     """Return what a list holds; None if the feature is no list."""
     return feature.feature if isinstance(feature, datasets.List | datasets.LargeList) else None
 
 
-def is_text(feature: Any) -> bool:  # noqa: ANN401 - any feature of `datasets`
+def is_text(feature: Any) -> bool:
     """Whether a feature is text."""
     return feature in [datasets.Value(kind) for kind in ("string", "large_string", "string_view")]
 
 
-def image_column(dataset: datasets.Dataset, column: str) -> datasets.Dataset | None:
-    """Return a column of images, bytes or paths as the undecoded column `image`; None if it holds something else."""
-    feature, several = dataset.features[column], element_of(dataset.features[column]) is not None
-    kind = element_of(feature) if several else feature
+def holds_images(feature: Any) -> bool:
+    """Whether a feature is of images with their bytes or paths, or of lists of them."""
+    kind = element_of(feature) or feature
+    return isinstance(kind, datasets.Image | dict) or kind in [
+        datasets.Value(binary) for binary in ("binary", "large_binary", "binary_view")
+    ]
+
+
+def image_column(dataset: datasets.Dataset, column: str) -> datasets.Dataset:
+    """Return a column that `holds_images` as the undecoded column `image`."""
+    feature = dataset.features[column]
     images = dataset.select_columns(column).rename_columns({column: "image"})
-    if kind in (datasets.Value("large_binary"), datasets.Value("binary_view")):
-        kind = datasets.Value("binary")
-        images = images.cast_column("image", datasets.List(kind) if several else kind)
-    if not is_text(kind) and not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
-        return None
+    several = element_of(feature) is not None
+    if (element_of(feature) or feature) in (datasets.Value("large_binary"), datasets.Value("binary_view")):
+        binary = datasets.Value("binary")
+        images = images.cast_column("image", datasets.List(binary) if several else binary)
     return images.cast_column("image", datasets.List(IMAGE) if several else IMAGE)
-
-
-def with_lists(dataset: Source, column: str | None, first: Mapping[str, Any]) -> Source:
-    """Return the dataset with lists of paths in a column of texts, if a cell (of a stream, the first) is a JSON list.
-
-    Args:
-        dataset: The rows.
-        column: Of the images; None leaves the dataset as it is.
-        first: The first row.
-    """
-    if column is None or not isinstance(first[column], str):
-        return dataset
-
-    def read(row: Mapping[str, Any]) -> dict[str, Any]:
-        images = listed_images(row[column])
-        return {column: images if isinstance(images, list) else [images]}
-
-    cells = dataset[column][:] if isinstance(dataset, datasets.Dataset) else [first[column]]
-    if not any(isinstance(listed_images(cell), list) for cell in cells):
-        return dataset
-    lists = [read({column: cell})[column] for cell in cells]
-    if isinstance(dataset, datasets.Dataset):
-        others, listed = dataset.remove_columns(column), strings({column: lists}, several=True)
-        return datasets.concatenate_datasets([others, listed], axis=1) if others.column_names else listed
-    features = dataset.features
-    if features is not None:
-        features = datasets.Features(features | {column: datasets.List(datasets.Value("string"))})
-    return dataset.map(read, features=features)
-
-
-def without_bytes(images: datasets.Dataset) -> Iterator[Any]:
-    """Yield the cells of the undecoded column `image`: `{"bytes", "path"}` or a list of them.
-
-    The bytes of an image are not read: they are `b""` where the image has some, else None.
-    """
-    is_list = element_of(images.features["image"]) is not None
-    for batch in images.with_format("arrow").iter(batch_size=1000):
-        column = batch["image"].combine_chunks()
-        flat = pyarrow.compute.list_flatten(column) if is_list else column
-        data, paths = (pyarrow.compute.struct_field(flat, field) for field in ("bytes", "path"))
-        pairs = zip(data.is_null().to_pylist(), paths.to_pylist(), strict=True)
-        cells = ({"bytes": None if is_unread else b"", "path": path} for is_unread, path in pairs)
-        if is_list:
-            counts = pyarrow.compute.list_value_length(column).to_pylist()
-            yield from (list(itertools.islice(cells, count or 0)) for count in counts)
-        else:
-            yield from cells

@@ -4,8 +4,8 @@ In the published data (Wei et al., "UniIR", arXiv 2311.17136), query ids and can
 task is a pair of modalities. A *cell* is one dataset and task, the unit of the result table.
 """
 
+import csv
 import hashlib
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,32 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
+from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
-from conjoin.data.row_checks import repeated_id
+from conjoin.data.row_checks import id_keys, repeated_id
 from conjoin.data.row_images import path_inside
-from conjoin.data.training_rows import draw_ids
+from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
 from conjoin.processing.item_error import ItemError
 
-MBEIR_DATASETS = (
-    "visualnews",
-    "fashion200k",
-    "webqa",
-    "edis",
-    "nights",
-    "oven",
-    "infoseek",
-    "fashioniq",
-    "cirr",
-    "mscoco",
-)
+MBEIR_TITLES = {
+    title.lower(): title
+    for title in "VisualNews Fashion200K WebQA EDIS NIGHTS OVEN InfoSeek FashionIQ CIRR MSCOCO".split()
+}
+MBEIR_DATASETS = tuple(MBEIR_TITLES)
 """The index of a name is its dataset id."""
-MBEIR_TITLES = dict(
-    zip(
-        MBEIR_DATASETS,
-        "VisualNews Fashion200K WebQA EDIS NIGHTS OVEN InfoSeek FashionIQ CIRR MSCOCO".split(),
-        strict=True,
-    )
-)
 MBEIR_TASKS = {
     0: ("text", "image"),
     1: ("text", "text"),
@@ -56,8 +43,6 @@ _UNION_TRAIN_QUERIES = "query/union_train/mbeir_union_up_train.jsonl"
 _MODALITIES = ("text", "image", "image,text")
 Instructions = dict[tuple[int, str, str], list[str]]
 """Prompts by dataset id, query modality and target modality."""
-_CANDIDATES_PER_DATASET = 10_000_000
-"""Upper bound of candidate numbers, so that an id fits into one integer (as in the published evaluation)."""
 
 
 class MbeirCell(NamedTuple):
@@ -160,22 +145,17 @@ def load_instructions(folder: str | Path) -> Instructions:
         ValueError: A column is missing, or a row has no prompt (the message names the row).
     """
     path = instructions_file(Path(folder))
-    header, *lines = required(path).read_text(encoding="utf-8").splitlines() or [""]
-    columns = header.split("\t")
-    missing = [name for name in (*_INSTRUCTION_COLUMNS, "prompt_1") if name not in columns]
-    if missing:
-        raise ValueError(f"{str(path)!r}: no column {missing[0]!r}; the columns are {columns}")
-    instructions: Instructions = {}
-    for number, line in enumerate(lines, start=2):
-        if not line.strip():
-            continue
-        where = f"{str(path)!r}, line {number}"
-        row = dict.fromkeys(columns, "") | dict(zip(columns, line.split("\t"), strict=False))
-        prompts = [format_text(text) for name, text in row.items() if name.startswith("prompt") and text.strip()]
-        if not prompts or not row["dataset_id"].strip().isdigit():
-            raise ItemError(where, "expected a dataset id and at least one prompt")
-        query, target = (check_modality(row[name], where) for name in ("query_modality", "cand_modality"))
-        instructions[int(row["dataset_id"]), query, target] = prompts
+    with required(path).open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
+        require_columns((*_INSTRUCTION_COLUMNS, "prompt_1"), [*(rows.fieldnames or ())])
+        instructions: Instructions = {}
+        for row in rows:
+            where = f"{str(path)!r}, line {rows.line_num}"
+            prompts = [format_text(row[name]) for name in row if str(name).startswith("prompt") and row[name].strip()]
+            if not prompts or not row["dataset_id"].strip().isdigit():
+                raise ItemError(where, "expected a dataset id and at least one prompt")
+            query, target = (check_modality(row[name], where) for name in ("query_modality", "cand_modality"))
+            instructions[int(row["dataset_id"]), query, target] = prompts
     return instructions
 
 
@@ -249,12 +229,13 @@ class MbeirCandidates:
     def __init__(self, folder: str | Path, path: str | Path) -> None:
         self.folder = Path(folder)
         self.lines = JsonLines(path)
-        numbers = np.fromiter((self._number(row, index) for index, row in enumerate(self.lines)), dtype=np.int64)
-        self._order = np.argsort(numbers, kind="stable")
-        self._sorted = numbers[self._order]
-        repeated = self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]
+        where = f"{str(self.lines.path)!r}, line"
+        keys = id_keys(_id(row, "did", f"{where} {index}") for index, row in enumerate(self.lines, start=1))
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+        repeated = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         if len(repeated):
-            raise repeated_id(_did(repeated[0]), repr(str(self.lines.path)))
+            raise repeated_id(self.lines[int(self._order[repeated[0]])]["did"], repr(str(self.lines.path)))
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -276,27 +257,19 @@ class MbeirCandidates:
         """All candidate ids, in the order of the file."""
         return [row["did"] for row in self.lines]
 
-    def find_absent(self, numbers: Sequence[int]) -> np.ndarray:
-        """Return the positions in `numbers` (candidate ids as integers) that are not in the pool, in order."""
-        return np.flatnonzero(~np.isin(numbers, self._sorted))
+    def find_absent(self, keys: np.ndarray) -> np.ndarray:
+        """Return which of some `id_keys` of candidates are not in the pool."""
+        return ~np.isin(keys, self._sorted)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        name = f"candidate {row['did']!r}"
-        modality = check_modality(_field(row, "modality", name), name)
-        text = format_text(_field(row, "txt", name) or "")
-        image = _image(self.folder, modality, _field(row, "img_path", name), name)
-        if modality == "text" and not text:
-            raise ItemError(name, "its modality is text, but txt is empty")
-        return {"id": row["did"], "image": image, "text": text or None, "modality": modality}
+        modality, parts = _parts(self.folder, row, f"candidate {row['did']!r}", ("modality", "txt", "img_path"))
+        return {"id": row["did"], "image": None, "text": None, **parts, "modality": modality}
 
     def _index(self, did: str) -> int | None:
-        number = _candidate_number(did)
-        index = int(np.searchsorted(self._sorted, number))
-        is_there = index < len(self._sorted) and self._sorted[index] == number
+        key = id_keys([did])[0]
+        index = int(np.searchsorted(self._sorted, key))
+        is_there = index < len(self._sorted) and self._sorted[index] == key
         return int(self._order[index]) if is_there else None
-
-    def _number(self, row: Mapping[str, Any], index: int) -> int:
-        return _candidate_number(_field(row, "did", f"{str(self.lines.path)!r}, line {index + 1}"))
 
 
 class MbeirTraining(Dataset[dict[str, Any]]):
@@ -335,36 +308,38 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         hard_negatives: int = 0,
         instructions: bool = True,
     ) -> None:
-        if hard_negatives < 0:
-            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         unknown = [name for name in datasets or () if name not in MBEIR_DATASETS]
         if unknown:
             raise ValueError(f"unknown M-BEIR dataset {unknown[0]!r}; expected one of {', '.join(MBEIR_DATASETS)}")
         self.folder = Path(folder)
-        self.hard_negatives = hard_negatives
+        self.hard_negatives = check_negatives(hard_negatives)
         self.instructions = load_instructions(folder) if instructions else None
         self.lines = JsonLines(self.folder / queries if queries else query_file(self.folder, None, "train"))
         self.sources: list[str] = []
         self.positives: list[tuple[int, ...]] = []
         self._indices: list[int] = []
-        wanted, owners = array("q"), array("q")  # all candidates of the rows, and the line of each
+        wanted: list[np.ndarray] = []  # the keys of all candidates of each row
         for index, row in enumerate(self.lines):
             name = f"{str(self.lines.path)!r}, line {index + 1}"
-            source = MBEIR_DATASETS[dataset_of(_field(row, "qid", name))]
+            source = MBEIR_DATASETS[dataset_of(_id(row, "qid", name))]
             if datasets is None or source in datasets:
                 self.sources.append(source)
-                self.positives.append(_numbers(row, "pos_cand_list"))
+                positives = id_keys(_dids(row, "pos_cand_list"))
+                self.positives.append(tuple(positives.tolist()))
                 self._indices.append(index)
-                drawn = self.positives[-1] + (_numbers(row, "neg_cand_list") if hard_negatives else ())
-                wanted.extend(drawn)
-                owners.extend([index] * len(drawn))
+                negatives = _dids(row, "neg_cand_list") if hard_negatives else []
+                wanted.append(np.concatenate([positives, id_keys(negatives)]))
         if not self._indices:
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets or ())}")
         pool = self.folder / candidates if candidates else pool_file(self.folder, None, "train")
         self.candidates = MbeirCandidates(self.folder, pool)
-        for absent in self.candidates.find_absent(wanted)[:1]:
-            qid, did = self.lines[owners[absent]]["qid"], _did(wanted[absent])
-            raise ValueError(f"query {qid!r}: candidate {did!r} is not in the pool {str(pool)!r}")
+        absent = self.candidates.find_absent(np.concatenate(wanted))
+        if absent.any():
+            place = int(np.searchsorted(np.cumsum([len(keys) for keys in wanted]), absent.argmax(), "right"))
+            row = self.lines[self._indices[place]]
+            dids = [*_dids(row, "pos_cand_list"), *_dids(row, "neg_cand_list")]
+            did = next(did for did in dids if did not in self.candidates)
+            raise ValueError(f"query {row['qid']!r}: candidate {did!r} is not in the pool {str(pool)!r}")
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -377,29 +352,20 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         known = _dids(row, "neg_cand_list")
         negative_ids = draw_ids(known, self.hard_negatives) if known else []
         negatives = [self._candidate(did, name) for did in negative_ids]
-        modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
+        modality, query = _query(self.folder, row, self.instructions is not None)
         if self.instructions is not None:
-            prompts = _find_prompts(self.instructions, dataset_of(qid), modality, positive["modality"], name)
+            prompts = _find_prompts(self.instructions, dataset_of(qid), modality, positive.modality, name)
             instruction = draw_ids(prompts, 1)[0]
-        return {
-            "id": qid,
-            "query": _query_item(self.folder, row, instruction is not None),
-            "instruction": instruction,
-            "positive": _item(positive),
-            "positive_id": positive_id,
-            "negatives": [_item(negative) for negative in negatives],
-            "negative_ids": negative_ids,
-            "target_modality": positive["modality"],
-            "negative_modalities": [negative["modality"] for negative in negatives],
-            "dataset": self.sources[index],
-        }
+        return query_row(qid, query, positive, negatives, self.sources[index], instruction)
 
-    def _candidate(self, did: str, name: str) -> dict[str, Any]:
+    def _candidate(self, did: str, name: str) -> Candidate:
         try:
-            return self.candidates[did]
+            row = self.candidates[did]
         except ValueError as error:
             raise ItemError(name, f"{error}") from error
+        parts = {part: row[part] for part in ("image", "text") if row[part] is not None}
+        return Candidate(did, parts, row["modality"])
 
 
 def mbeir_queries(
@@ -417,69 +383,60 @@ def mbeir_queries(
     prompts = load_instructions(folder) if instructions else None
     rows: dict[str, dict[str, Any]] = {}
     for index, row in enumerate(JsonLines(query_file(folder, cell, split))):
-        qid = _field(row, "qid", f"{cell.name} {split}, line {index + 1}")
-        name = f"query {qid!r}"
+        qid = _id(row, "qid", f"{cell.name} {split}, line {index + 1}")
         if qid in rows:
             raise repeated_id(qid, f"the queries of {cell.name}")
-        modality = check_modality(_field(row, "query_modality", name), name)
+        modality, query = _query(folder, row, instructions)
         instruction = None
         if prompts is not None:
-            choices = _find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, name)
+            choices = _find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, f"query {qid!r}")
             instruction = fixed_choice(choices, qid)
-        rows[qid] = {"id": qid, "query": _query_item(folder, row, instructions), "instruction": instruction}
+        rows[qid] = {"id": qid, "query": query, "instruction": instruction}
     return list(rows.values())
 
 
-def _query_item(folder: Path, row: Mapping[str, Any], instructed: bool) -> dict[str, Any]:
-    """Return the parts of a query; after an instruction its text is not capitalised, as in the published code."""
-    name = f"query {row['qid']!r}"
-    modality = check_modality(_field(row, "query_modality", name), name)
-    text = format_text(_field(row, "query_txt", name) or "", capitalise=not instructed)
-    image = _image(folder, modality, _field(row, "query_img_path", name), name)
+def _query(folder: Path, row: Mapping[str, Any], instructed: bool) -> tuple[str, dict[str, str]]:
+    """Return the modality and the parts of a query; after an instruction its text is not capitalised, as published."""
+    columns = ("query_modality", "query_txt", "query_img_path")
+    return _parts(folder, row, f"query {row['qid']!r}", columns, capitalise=not instructed)
+
+
+def _parts(
+    folder: Path, row: Mapping[str, Any], name: str, columns: tuple[str, str, str], capitalise: bool = True
+) -> tuple[str, dict[str, str]]:
+    """Return the modality, the image's path and the text of a row; the file is checked only when it is opened."""
+    modality, text, image = (_field(row, column, name) for column in columns)
+    modality, parts = check_modality(modality, name), {}
+    if "image" in modality:
+        if not image:
+            raise ItemError(name, f"its modality is {modality}, but its image path is empty")
+        parts["image"] = str(path_inside(folder, image, name))
+    text = format_text(text or "", capitalise)
     if modality == "text" and not text:
-        raise ItemError(name, "its modality is text, but query_txt is empty")
-    return _item({"image": image, "text": text or None})
+        raise ItemError(name, f"its modality is text, but {columns[1]} is empty")
+    return modality, parts | ({"text": text} if text else {})
 
 
-def _item(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {part: row[part] for part in ("image", "text") if row[part] is not None}
-
-
-def _image(folder: Path, modality: str, path: str | None, name: str) -> str | None:
-    """Return the path of a row's image; the file is checked only when it is opened."""
-    if "image" not in modality:
-        return None
-    if not path:
-        raise ItemError(name, f"its modality is {modality}, but its image path is empty")
-    return str(path_inside(folder, path, name))
-
-
-def _field(row: Mapping[str, Any], key: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
+def _field(row: Mapping[str, Any], key: str, name: str) -> Any:
     if key not in row:
         raise ItemError(name, f"the field {key!r} is missing; there are {', '.join(row)}")
     return row[key]
+
+
+def _id(row: Mapping[str, Any], key: str, name: str) -> str:
+    value = _field(row, key, name)
+    if not isinstance(value, str):
+        raise ItemError(name, f"{key} is {value!r:.80}; expected a text dataset:number")
+    dataset_of(value)
+    return value
 
 
 def _dids(row: Mapping[str, Any], key: str) -> list[str]:
     """Return a list of candidate ids, given as strings or as objects with a `did`; positives are required."""
     name = f"query {row['qid']!r}"
     entries = _field(row, key, name) or []
-    dids = [_field(entry, "did", f"{name}, {key}") if isinstance(entry, Mapping) else entry for entry in entries]
+    named = (entry if isinstance(entry, Mapping) else {"did": entry} for entry in entries)
+    dids = [_id(entry, "did", f"{name}, {key}") for entry in named]
     if not dids and key == "pos_cand_list":
         raise ItemError(name, "it has no positive candidate")
     return dids
-
-
-def _numbers(row: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    return tuple(_candidate_number(did) for did in _dids(row, key))
-
-
-def _candidate_number(did: object) -> int:
-    if not isinstance(did, str):
-        raise ValueError(f"id {did!r} is not a string dataset:number")
-    return dataset_of(did) * _CANDIDATES_PER_DATASET + int(did.partition(":")[2])
-
-
-def _did(number: int) -> str:
-    """Return the id of a candidate number, the inverse of `_candidate_number`."""
-    return ":".join(map(str, divmod(int(number), _CANDIDATES_PER_DATASET)))

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
-from conjoin.data.columns import undecoded, without_bytes
-from conjoin.data.json_files import JsonLines
+from conjoin.data.columns import require_columns, undecoded
+from conjoin.data.json_files import JsonLines, json_object
 from conjoin.data.row_checks import repeated_id
-from conjoin.data.row_images import PLACEHOLDER, path_inside, row_item
-from conjoin.data.training_rows import draw_ids
+from conjoin.data.row_images import PLACEHOLDER, check_placeholders, path_inside, row_item
+from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
 from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import check_text
 
 PRODUCT_FEATURES = datasets.Features(
     {
@@ -81,10 +84,13 @@ class MeritProducts:
         files = sorted((self.folder / "data").glob(f"{split}-*.parquet"))
         if not files:
             raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
-        rows = _read_files(files)
-        missing = [name for name in PRODUCT_FEATURES if name not in rows.column_names]
-        if missing:
-            raise ValueError(f"{self}: no column {missing[0]!r}; the columns are {rows.column_names}")
+        for file in files:  # so that a damaged one is named
+            try:
+                pq.read_schema(file)
+            except pa.ArrowException as error:
+                raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
+        rows = datasets.Dataset.from_parquet([str(file) for file in files])
+        require_columns(PRODUCT_FEATURES, rows.column_names)
         self._images = undecoded(rows.select_columns("image"))
         facts = rows.remove_columns("image")
         self._products = [self._product(row, index) for index, row in enumerate(facts)]
@@ -92,12 +98,13 @@ class MeritProducts:
         if len(self._indices) < len(self._products):
             repeated = next(p.id for index, p in enumerate(self._products) if self._indices[p.id] != index)
             raise repeated_id(repeated, str(self))
-        for index, image in enumerate(without_bytes(self._images)):
-            if image["bytes"] is None:
-                name = f"{self}, row {index}: the product {self._products[index].id!r}"
-                if not image["path"]:
-                    raise ItemError(name, "it has no image")
-                path_inside(self.folder, image["path"], name)
+        images = self._images.with_format("arrow")[:]["image"]
+        paths = pc.struct_field(images, "path")
+        for index in np.flatnonzero(pc.is_null(pc.struct_field(images, "bytes"))).tolist():
+            name = f"{self}, row {index}: the product {self._products[index].id!r}"
+            if not paths[index].as_py():
+                raise ItemError(name, "it has no image")
+            path_inside(self.folder, paths[index].as_py(), name)
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"
@@ -132,16 +139,6 @@ class MeritProducts:
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
         attributes = check_attributes(_read_attributes(row["attribute"], where), where)
         return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
-
-
-def _read_files(files: Sequence[Path]) -> datasets.Dataset:
-    """Read Parquet files; each is opened first, so that a damaged one is named."""
-    for file in files:
-        try:
-            pq.read_schema(file)
-        except pa.ArrowException as error:
-            raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
-    return datasets.Dataset.from_parquet([str(file) for file in files])
 
 
 def product_id(value: object, where: str) -> str:
@@ -247,25 +244,9 @@ def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuer
     if overlap:
         raise ItemError(where, f"the positive {overlap[0]!r} is a product of its own query")
     negatives = tuple(pid for pid in negatives if pid not in positives)
-    instruction = row["query instruction"]
-    if not isinstance(instruction, str) or not instruction.strip():
-        raise ItemError(where, f"'query instruction' must be a text, got {instruction!r:.80}")
-    shown = instruction.count(PLACEHOLDER)
-    if shown != len(conditions):
-        raise ItemError(
-            where,
-            f"the instruction has {shown} placeholders {PLACEHOLDER} for {len(conditions)} products of the "
-            f"query: {instruction!r:.200}",
-        )
+    instruction = check_text(row["query instruction"], f"{where}: query instruction")
+    check_placeholders(instruction, len(conditions), where)
     return MeritQuery(str(line), where, conditions, positives, negatives, instruction)
-
-
-def _check_products(query: MeritQuery, products: MeritProducts) -> None:
-    """Check that every product that a query names is there."""
-    for role, ids in (("query", query.products), ("positive", query.positives), ("hard negative", query.negatives)):
-        absent = [pid for pid in ids if pid not in products]
-        if absent:
-            raise ItemError(query.where, f"the {role} names the unknown product {absent[0]!r}; {products} lack it")
 
 
 def without_titles(instruction: str) -> str:
@@ -282,15 +263,9 @@ def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
     path = Path(folder) / _OOD_FILE
     if not path.is_file():
         return OOD_VALUES
-    try:
-        held_out = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r}: not valid JSON ({error})") from error
-    is_known = isinstance(held_out, dict) and held_out.keys() <= OOD_VALUES.keys()
-    if not is_known or not all(isinstance(values, list) for values in held_out.values()):
-        raise ValueError(
-            f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}, got {held_out!r:.80}"
-        )
+    held_out = json_object(path.read_bytes(), repr(str(path)))
+    if not held_out.keys() <= OOD_VALUES.keys() or not all(isinstance(values, list) for values in held_out.values()):
+        raise ValueError(f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}")
     return {kind: tuple(map(str, values)) for kind, values in held_out.items()}
 
 
@@ -322,25 +297,15 @@ def is_held_out(product: MeritProduct, kind: str, values: Mapping[str, Iterable[
     return (product.language if kind == "language" else product.kind) in values[kind]
 
 
-def _check_ood(kind: str | None, values: Mapping[str, Iterable[str]]) -> None:
-    """Refuse an unknown kind of out-of-distribution test; None is none."""
-    if kind is not None and kind not in values:
-        raise ValueError(f"unknown out-of-distribution test {kind!r}; expected one of {', '.join(values)}")
-
-
 def _conditions(query: object, where: str) -> dict[str, dict[str, Any]]:
-    if isinstance(query, list):
-        listed: dict[str, dict[str, Any]] = {pid: {} for pid in _ids(query, f"{where}: query")}
-        if listed:
-            return listed
+    if isinstance(query, list) and query:
+        return {pid: {} for pid in _ids(query, f"{where}: query")}
     if not isinstance(query, Mapping) or not query:
         expected = "{product id: {attribute: value}} or a list of product ids"
         raise ItemError(where, f"query must be {expected}, got {query!r:.80}")
-    conditions = {}
-    for value, condition in query.items():
-        pid = product_id(value, f"{where}: query")
-        conditions[pid] = check_attributes(condition, f"{where}: the condition of product {pid!r}")
-        if not conditions[pid]:
+    conditions = {product_id(value, f"{where}: query"): condition for value, condition in query.items()}
+    for pid, condition in conditions.items():
+        if not check_attributes(condition, f"{where}: the condition of product {pid!r}"):
             raise ItemError(where, f"the condition of product {pid!r} names no attribute")
     return conditions
 
@@ -371,11 +336,10 @@ class MeritItems:
     titles: bool = True
 
     def __post_init__(self) -> None:
-        if self.captions is None:
-            return
-        absent = [product.id for product in self.products if product.id not in self.captions]
-        if absent:
-            raise ValueError(f"there is no caption for the product {absent[0]!r} of {self.products}")
+        if self.captions is not None:
+            for product in self.products:
+                if product.id not in self.captions:
+                    raise ValueError(f"there is no caption for the product {product.id!r} of {self.products}")
 
     def __len__(self) -> int:
         return len(self.products)
@@ -388,7 +352,7 @@ class MeritItems:
         text = query.instruction if self.titles else without_titles(query.instruction)
         if self.captions is None:
             return {"id": query.id, "image": [self.products.image(pid) for pid in query.products], "text": text}
-        captions = (self.captions[pid] for pid in query.products)
+        captions = map(self.captions.__getitem__, query.products)
         return {"id": query.id, "text": re.sub(PLACEHOLDER, lambda _: next(captions), text)}
 
     def product(self, pid: str) -> dict[str, Any]:
@@ -441,11 +405,10 @@ class MeritTraining(Dataset[dict[str, Any]]):
     def __init__(
         self, folder: str | Path, *, hard_negatives: int = 0, ood: str | None = None, split: str = "train"
     ) -> None:
-        if hard_negatives < 0:
-            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         values = ood_values(folder)
-        _check_ood(ood, values)
-        self.hard_negatives = hard_negatives
+        if ood is not None and ood not in values:
+            raise ValueError(f"unknown out-of-distribution test {ood!r}; expected one of {', '.join(values)}")
+        self.hard_negatives = check_negatives(hard_negatives)
         self.lines = JsonLines(query_file(folder, split))
         self.items = MeritItems(MeritProducts(folder, split))
         products = self.items.products
@@ -473,17 +436,11 @@ class MeritTraining(Dataset[dict[str, Any]]):
         positive_id = draw_ids(query.positives, 1)[0]
         negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
         row = self.items.query(query)
-        return {
-            "id": query.id,
-            "query": row_item({part: row[part] for part in ("image", "text")}, query.where),
-            "positive": self.items.product(positive_id),
-            "positive_id": positive_id,
-            "negatives": [self.items.product(pid) for pid in negative_ids],
-            "negative_ids": negative_ids,
-            "target_modality": MODALITY,
-            "negative_modalities": [MODALITY] * len(negative_ids),
-            "dataset": "merit",
-        }
+        item = row_item({part: row[part] for part in ("image", "text")}, query.where)
+        positive, *negatives = [
+            Candidate(pid, self.items.product(pid), MODALITY) for pid in (positive_id, *negative_ids)
+        ]
+        return query_row(query.id, item, positive, negatives, "merit")
 
 
 def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuery]:
@@ -516,5 +473,12 @@ def read_captions(path: str | Path) -> dict[str, str]:
 def _read(lines: JsonLines, products: MeritProducts) -> Iterator[MeritQuery]:
     for line, row in enumerate(lines, start=1):
         query = read_query(row, lines.path, line)
-        _check_products(query, products)
+        for role, ids in (
+            ("query", query.products),
+            ("positive", query.positives),
+            ("hard negative", query.negatives),
+        ):
+            for pid in ids:
+                if pid not in products:
+                    raise ItemError(query.where, f"the {role} names the unknown product {pid!r}; {products} lack it")
         yield query

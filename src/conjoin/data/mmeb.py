@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
 from conjoin.data.row_images import path_inside
+from conjoin.data.training_rows import Candidate, check_negatives, query_row
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
 from conjoin.storage import text_digest
@@ -50,7 +51,7 @@ def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: 
     return {name: files[name] for name in (names or sorted(files))}
 
 
-def read_subset(path: Path) -> Any:  # noqa: ANN401 - a table
+def read_subset(path: Path) -> Any:
     """The rows of a subset by number."""
     return JsonLines(path) if path.suffix == ".jsonl" else open_table(path)
 
@@ -97,9 +98,7 @@ class MmebTraining(Dataset[dict[str, Any]]):
     def __init__(
         self, folder: str | Path, *, hard_negatives: int = 0, split: str = "train", datasets: Sequence[str] = ()
     ) -> None:
-        if hard_negatives not in (0, 1):
-            raise ValueError(f"hard_negatives={hard_negatives}; a row of MMEB has one negative, expected 0 or 1")
-        self.folder, self.hard_negatives = Path(folder), hard_negatives
+        self.folder, self.hard_negatives = Path(folder), check_negatives(hard_negatives, 1)
         files = find_subsets(folder, datasets or None, "original" if split == "train" else split)
         self.positives: list[tuple[str]] = []
         self.sources: list[str] = []
@@ -107,7 +106,11 @@ class MmebTraining(Dataset[dict[str, Any]]):
         for name, path in files.items():
             rows = read_subset(path)
             for index, row in enumerate(rows):
-                self.positives.append((_candidate_id(row, "pos", _checked(row, f"{name}, row {index}")),))
+                missing = [column for column in TRAINING_COLUMNS if column not in row]
+                if missing:
+                    expected = f"expected {', '.join(TRAINING_COLUMNS)}"
+                    raise ItemError(f"{name}, row {index}", f"lacks {', '.join(missing)}; {expected}")
+                self.positives.append((_candidate_id(row, "pos", f"{name}, row {index}"),))
                 self.sources.append(name)
                 self._rows.append((rows, index))
 
@@ -117,30 +120,15 @@ class MmebTraining(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         rows, number = self._rows[index]
         row, where = rows[number], f"{self.sources[index]}, row {number}"
-        positive = self._item(row, "pos", where)
         has_negative = self.hard_negatives and (row.get("neg_text") or row.get("neg_image_path"))
-        negatives = [self._item(row, "neg", where)] if has_negative else []
-        return {
-            "id": f"{self.sources[index]}/{number}",
-            "query": mmeb_item(row["qry"], row["qry_image_path"], self.folder, f"{where}, query"),
-            "positive": positive,
-            "positive_id": self.positives[index][0],
-            "negatives": negatives,
-            "negative_ids": [_candidate_id(row, "neg", where) for _ in negatives],
-            "target_modality": _modality(positive),
-            "negative_modalities": [_modality(negative) for negative in negatives],
-            "dataset": self.sources[index],
-        }
+        roles = ("pos", "neg") if has_negative else ("pos",)
+        positive, *negatives = [self._candidate(row, role, where) for role in roles]
+        query = mmeb_item(row["qry"], row["qry_image_path"], self.folder, f"{where}, query")
+        return query_row(f"{self.sources[index]}/{number}", query, positive, negatives, self.sources[index])
 
-    def _item(self, row: Mapping[str, Any], role: str, where: str) -> dict[str, str]:
-        return mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
-
-
-def _checked(row: Mapping[str, Any], where: str) -> str:
-    missing = [column for column in TRAINING_COLUMNS if column not in row]
-    if missing:
-        raise ItemError(where, f"lacks {', '.join(missing)}; expected {', '.join(TRAINING_COLUMNS)}")
-    return where
+    def _candidate(self, row: Mapping[str, Any], role: str, where: str) -> Candidate:
+        item = mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
+        return Candidate(_candidate_id(row, role, where), item, _modality(item))
 
 
 def _candidate_id(row: Mapping[str, Any], role: str, where: str) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.columns import unknown_column
+from conjoin.data.columns import require_columns
 from conjoin.data.pair_sources import open_source
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
@@ -57,9 +58,7 @@ def load_nli(
     chosen = NLI_COLUMNS | given
     if not hard_negatives:
         del chosen["negative"]
-    for column in chosen.values():
-        if column not in table.column_names:
-            raise unknown_column(column, table.column_names)
+    require_columns(chosen.values(), table.column_names)
     texts = {part: _checked(table[column][:], column) for part, column in chosen.items()}
     negatives = [[text] for text in texts["negative"]] if "negative" in texts else [[]] * len(table)
     rows = {
@@ -73,4 +72,8 @@ def load_nli(
 
 
 def _checked(values: Sequence[Any], column: str) -> list[str]:
-    return [check_text(value, f"row {row}, column {column!r}") for row, value in enumerate(values)]
+    for row, value in enumerate(values):
+        if value is None:
+            raise ItemError(f"row {row}, column {column!r}", "the text is missing")
+        check_text(value, f"row {row}, column {column!r}")
+    return list(values)

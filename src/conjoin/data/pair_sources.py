@@ -1,24 +1,22 @@
 """Open any source of image-text pairs as a `datasets` dataset with its own columns; `pairs` unifies them."""
 
-import csv
 import glob
 import gzip
-import io
 import logging
 import tarfile
 import zlib
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import datasets
 import pyarrow
 
+from conjoin.data.csv_files import open_csv
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.json_files import check_unpacked, check_utf8, open_bytes, open_json
-from conjoin.data.row_images import describe_unreadable, is_picture, is_readable
+from conjoin.data.json_files import check_unpacked, text_problem
+from conjoin.data.row_images import is_picture, is_readable, remedy
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -30,18 +28,15 @@ SAMPLE_SOURCE = "emoji"
 """The name of the embedded sample as a source."""
 
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_TABLE_LOADERS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-}
+_TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _SAVED_FILES = ("state.json", "dataset_dict.json")
 _SPLITS = {word: str(split) for split, words in datasets.data_files.SPLIT_KEYWORDS.items() for word in words}
 """From the names of folders, such as `valid`, to the splits that they hold."""
+_UNREADABLE = (
+    ValueError, IndexError, KeyError, TypeError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile,
+    tarfile.TarError, pyarrow.ArrowException, datasets.exceptions.DatasetGenerationError,
+)  # fmt: skip
 
 
 class SplitError(ValueError):
@@ -83,19 +78,22 @@ def open_source(
     path = Path(source).expanduser()
     if path.is_dir():
         return _open_folder(path, split, streaming, captions)
-    if _table_suffix(path) in _TABLE_LOADERS:
+    if table_suffix(path) in _TABLES:
         return open_table(path, split, streaming), path.parent
     if isinstance(source, PathLike) or path.exists() or source.startswith((".", "/", "~")):
-        kinds = ", ".join([*_TABLE_LOADERS, *_SHARD_SUFFIXES]) + " (tables also compressed, as .csv.gz)"
+        kinds = ", ".join([*_TABLES, *_SHARD_SUFFIXES]) + " (tables also compressed, as .csv.gz)"
         problem = ValueError if path.exists() else FileNotFoundError
         raise problem(f"source {str(source)!r} is neither a folder nor one of the file kinds {kinds}")
-    return _open_hub(source, split, streaming), None
+    try:
+        return datasets.load_dataset(source, split=split, streaming=streaming), None
+    except (FileNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(f"there is no file or folder {source!r}, and no such dataset: {error}") from error
 
 
 def open_table(path: Path, split: str = "train", streaming: bool = False) -> AnyDataset:
     """Open a CSV, TSV, JSON, JSON-lines or Parquet file, also compressed (`.csv.gz`).
 
-    Every column of a CSV is text: the id `007` stays `007`.
+    Every cell of a CSV is a text, an empty one is null: the id `007` stays `007`.
 
     Raises:
         FileNotFoundError: No such file.
@@ -107,125 +105,83 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise ValueError(f"{str(path)!r} has zero bytes")
     if split != "train":
         raise SplitError(split, f"the table {str(path)!r}")
-    kind = _TABLE_LOADERS[_table_suffix(path)]
+    kind = _TABLES[table_suffix(path)]
     try:
         check_unpacked(path)
+        if kind == "json" and (problem := text_problem(path, is_json=True)):
+            raise ValueError(problem)
         if kind == "csv":
-            check_utf8(path)
-        table = open_json(path) if kind == "json" else _read_table(path, split, streaming)
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.__cause__ or error}") from error
-    except (ValueError, EOFError, csv.Error, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
-    if table is None:
+            builder = open_csv(path)
+        else:
+            builder = datasets.load_dataset_builder(kind, data_files=glob.escape(str(path)))
+        if streaming and kind != "json":  # JSON says its types at the end
+            table: AnyDataset = builder.as_streaming_dataset(split="train")
+            is_empty = next(iter(table), None) is None
+        else:
+            builder.download_and_prepare()
+            is_empty = not builder.info.splits["train"].num_examples
+            table = datasets.Dataset.from_dict({}) if is_empty else builder.as_dataset(split="train")
+            table = table.to_iterable_dataset() if streaming else table
+    except StopIteration:
+        is_empty = True
+    except _UNREADABLE as error:
+        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
+        raise ValueError(f"{str(path)!r} cannot be read: {cause or error}") from error
+    if is_empty:
         raise ValueError(f"{str(path)!r} is empty: it has no rows")
-    return table.to_iterable_dataset() if streaming and isinstance(table, datasets.Dataset) else table
+    return table
 
 
-def _table_suffix(path: Path) -> str:
+def table_suffix(path: Path) -> str:
     """Return the suffix of a file, without that of its compression: `.csv` of `a.csv.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
-    loader = _TABLE_LOADERS[_table_suffix(path)]
-    options: dict[str, Any] = {}
-    if loader == "csv":
-        separator = "\t" if _table_suffix(path) == ".tsv" else _separator(path)
-        names = _read_header(path, separator)
-        strings = datasets.Features({name: datasets.Value("string") for name in names})
-        options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
-    options |= {"data_files": glob.escape(str(path)), "split": split}
-    stream = datasets.load_dataset(loader, streaming=True, **options)
-    if next(iter(stream), None) is None:
-        return None
-    return stream if streaming else datasets.load_dataset(loader, **options)
-
-
-def _separator(path: Path) -> str:
-    """Return what separates the columns of a CSV file: a comma, or a semicolon where the header has no comma."""
-    with open_bytes(path) as file:
-        header = file.readline()
-    return ";" if b";" in header and b"," not in header else ","
-
-
-def _read_header(path: Path, separator: str) -> list[str]:
-    """Return the names of a table's columns, after a look at what `datasets` would read otherwise without a word."""
-    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter=separator)
-        header = next(rows)
-        if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
-            raise ValueError(f"its one column is {header[0]!r}; expected columns separated by {separator!r}")
-        first = next(filter(None, rows), [])
-        if len(first) > len(header):  # pandas would take the first of them as its index, and shift the others
-            raise ValueError(
-                f"line {rows.line_num} has {len(first)} fields, the header {len(header)}; put a text that holds "
-                f"{separator!r} in double quotes"
-            )
-        for row in chain([first], rows) if separator == "\t" else ():
-            if any("\t" in cell and "\n" in cell for cell in row):
-                raise ValueError(
-                    f"the lines up to {rows.line_num} are one cell, because it begins with a double quote; write it "
-                    'as """ and end the cell with "'
-                )
-    names = [name or f"Unnamed: {index}" for index, name in enumerate(header)]  # as pandas names its own index
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
-    return names
-
-
-def _open_hub(name: str, split: str, streaming: bool) -> AnyDataset:
-    try:
-        return datasets.load_dataset(name, split=split, streaming=streaming)
-    except (FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(f"there is no file or folder {name!r}, and no such dataset: {error}") from error
-
-
 def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
-    """Open tar shards or Parquet files, on the disk or by URLs."""
+    """Open tar shards or Parquet files, by path or by a URL that fsspec knows, such as `s3://bucket/*.parquet`."""
     remote = [file for file in files if "://" in file and not file.endswith(_SHARD_SUFFIXES)]
-    is_parquet = remote or (files and all(file.endswith(".parquet") for file in files))
-    return (_open_parquet if is_parquet else _open_shards)(files, split, streaming)
-
-
-def _open_parquet(files: list[str], split: str, streaming: bool) -> AnyDataset:
-    """Open Parquet files by path or by a URL that fsspec knows, such as `s3://bucket/shards/*.parquet`."""
-    wrong = [file for file in files if not file.endswith(".parquet")]
+    is_parquet = bool(remote) or (bool(files) and all(file.endswith(".parquet") for file in files))
+    expected = (".parquet",) if is_parquet else _SHARD_SUFFIXES
+    wrong = [file for file in files if not file.endswith(expected)]
     if wrong or not files:
-        raise ValueError(
-            f"expected files ending in .parquet or {', '.join(_SHARD_SUFFIXES)} on object storage, got {wrong[:3]}"
-        )
-    if split != "train":
+        raise ValueError(f"expected files ending in {', '.join(('.parquet', *_SHARD_SUFFIXES))}, got {wrong[:3]}")
+    if is_parquet and split != "train":
         raise SplitError(split, "a list of Parquet files")
+    for file in files:
+        if "://" not in file and not glob.glob(file, recursive=True):
+            raise FileNotFoundError(f"no such file: {file!r}")
+    kind, name = ("parquet", "Parquet") if is_parquet else ("webdataset", "webdataset shards")
     try:
-        return datasets.load_dataset("parquet", data_files=files, split=split, streaming=streaming)
+        return datasets.load_dataset(kind, data_files=files, split=split, streaming=streaming)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no such file: {files[:3]}: {error}") from error
     except ImportError as error:
         raise ImportError(f"{files[0]!r} needs another package: {error}") from error
-    except (ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetGenerationError) as error:
-        raise ValueError(f"{files[:3]} cannot be read as Parquet: {error.__cause__ or error}") from error
+    except _UNREADABLE as error:
+        hint = "" if is_parquet else _about_names(files[0])
+        raise ValueError(f"{files[:3]} cannot be read as {name}: {error.__cause__ or error}{hint}") from error
 
 
-def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:
-    wrong = [shard for shard in shards if not shard.endswith(_SHARD_SUFFIXES)]
-    if wrong or not shards:
-        raise ValueError(f"expected webdataset shards ending in {', '.join(_SHARD_SUFFIXES)}, got {wrong[:3]}")
-    for shard in shards:
-        if "://" not in shard and not glob.glob(shard, recursive=True):
-            raise FileNotFoundError(f"no such file: {shard!r}")
+def _about_names(shard: str) -> str:
+    """Say how the files of a shard must be named, by the first that may be at fault."""
     try:
-        return datasets.load_dataset("webdataset", data_files=shards, split=split, streaming=streaming)
-    except (ValueError, IndexError, tarfile.TarError, datasets.exceptions.DatasetGenerationError) as error:
-        raise ValueError(f"{shards[:3]} cannot be read as webdataset shards: {error.__cause__ or error}") from error
+        with tarfile.open(glob.glob(shard)[0]) as tar:
+            names = [name for name in tar.getnames() if "." in Path(name).name]
+    except (OSError, tarfile.TarError, IndexError):
+        return ""
+    name = next((name for name in names if Path(name).name.count(".") > 1), next(iter(names), "a.png"))
+    key, _, kind = Path(name).name.partition(".")
+    return (
+        f" The name of a file up to its first dot is the key of its example, the rest its column, the same columns in "
+        f"each example: {name!r} is the column {kind!r} of {key!r}"
+    )
 
 
 def _open_saved(folder: Path, split: str, streaming: bool) -> AnyDataset:
     """Open what `save_to_disk` of `datasets` wrote."""
     try:
         saved = datasets.load_from_disk(str(folder))
-    except (ValueError, OSError, KeyError, TypeError, pyarrow.ArrowException) as error:
+    except (*_UNREADABLE, OSError) as error:
         raise ValueError(f"the saved dataset in {str(folder)!r} cannot be read: {error}") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
@@ -245,20 +201,30 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     for name in METADATA_FILES:
         if (folder / name).is_file():
             table = open_table(folder / name, split, streaming)
-            _warn_of_unlisted(folder / name, table, pictures)
+            if isinstance(table, datasets.Dataset) and len(table) < len(pictures):  # a file may list a subset
+                logger.warning("%s lists %d of the %d images in its folder", folder / name, len(table), len(pictures))
             return table, folder
     split_folder = _split_folder(folder, pictures, split)
     if split_folder is not None:
         return _open_folder(split_folder, "train", streaming, captions)
     if split != "train":
         raise SplitError(split, "a folder of images and captions")
-    captioned = [path for path in pictures if path.with_suffix(".txt").is_file()]
+    captioned = {path for path in pictures if path.with_suffix(".txt").is_file()}
     labelled = captions and not captioned and _are_labelled(folder, pictures)
-    images = _readable(folder, pictures, pictures if labelled else captioned)
-    names = [image.relative_to(folder).as_posix() for image in images]
+    listed = set(pictures) if labelled else captioned  # one of these that cannot be read is a row at fault
+    images = [path for path in pictures if path in listed or is_readable(path)]
+    others = sorted(set(pictures) - set(images))
+    left_out = (
+        f"{len(others)} of the {len(pictures)} pictures cannot be read, such as {others[0].name!r}" if others else ""
+    )
+    if not images:
+        raise ValueError(f"the folder {str(folder)!r} holds no images; {left_out or ', '.join(IMAGE_SUFFIXES)}")
+    if others:
+        logger.warning("%s: %s, and are left out; %s", folder, left_out, remedy(others[0].suffix.lower()))
+    names = [_utf8(image.relative_to(folder).as_posix()) for image in images]
     columns = {"id": names, "file_name": names}
     if labelled:
-        columns["label"] = [image.parent.name for image in images]
+        columns["label"] = [_utf8(image.parent.name) for image in images]
     elif captions:
         _check_captions(folder, images, captioned)
         columns["text"] = [_read_caption(image.with_suffix(".txt")) for image in images]
@@ -266,6 +232,11 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     if labelled:
         pairs = pairs.cast_column("label", datasets.ClassLabel(names=sorted(set(columns["label"]))))
     return (pairs.to_iterable_dataset() if streaming else pairs), folder
+
+
+def _utf8(name: str) -> str:
+    """Return the name of a file; one that is not UTF-8 is written out, so that no file has it and the row is named."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _read_caption(path: Path) -> str:
@@ -291,31 +262,6 @@ def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None
     return folder / chosen[0]
 
 
-def _readable(folder: Path, pictures: list[Path], captioned: list[Path]) -> list[Path]:
-    """Return the pictures that Pillow reads.
-
-    Raises:
-        ValueError: There are none, or one of the others has a caption.
-    """
-    images = [path for path in pictures if is_readable(path)]
-    others = [path for path in pictures if not is_readable(path)]
-    lost = sorted(set(others) & set(captioned))
-    if lost:
-        raise ValueError(
-            f"{len(lost)} of {len(pictures)} pictures in {str(folder)!r} have captions but cannot be read: "
-            f"{describe_unreadable(lost)}"
-        )
-    if not images:
-        reason = f" that can be read: {describe_unreadable(others)}" if others else f" ({', '.join(IMAGE_SUFFIXES)})"
-        raise ValueError(f"the folder {str(folder)!r} holds no images{reason}")
-    if others:
-        logger.warning(
-            "%d of the %d pictures in %r cannot be read and are left out: %s",
-            len(others), len(pictures), str(folder), describe_unreadable(others),
-        )  # fmt: skip
-    return images
-
-
 def _are_labelled(folder: Path, pictures: list[Path]) -> bool:
     """Whether pictures lie in one folder per label: all exactly one level below `folder`, in several folders."""
     return len({picture.parent for picture in pictures}) > 1 and all(
@@ -323,9 +269,9 @@ def _are_labelled(folder: Path, pictures: list[Path]) -> bool:
     )
 
 
-def _check_captions(folder: Path, images: list[Path], captioned: list[Path]) -> None:
+def _check_captions(folder: Path, images: list[Path], captioned: set[Path]) -> None:
     """Refuse images without a caption, and log captions without an image."""
-    without = sorted(set(images) - set(captioned))
+    without = sorted(set(images) - captioned)
     if without:
         raise ValueError(
             f"{len(without)} of {len(images)} images in {str(folder)!r} have no caption, such as "
@@ -335,9 +281,3 @@ def _check_captions(folder: Path, images: list[Path], captioned: list[Path]) -> 
     alone = sorted(set(folder.rglob("*.txt")) - {image.with_suffix(".txt") for image in images})
     if alone:
         logger.warning("%d .txt files in %r have no image, such as %r", len(alone), str(folder), alone[0].name)
-
-
-def _warn_of_unlisted(metadata: Path, table: AnyDataset, pictures: list[Path]) -> None:
-    """Log how many pictures of the folder the metadata omits (no error, since a file may list a subset)."""
-    if isinstance(table, datasets.Dataset) and 0 < len(table) < len(pictures):
-        logger.warning("%s lists %d of the %d images in its folder", metadata, len(table), len(pictures))

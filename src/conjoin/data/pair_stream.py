@@ -76,7 +76,7 @@ class PairStream(IterableDataset[Any]):
         processes: int = 1,
         seed: int = 0,
         workers: int = 0,
-        **options: Any,  # noqa: ANN401 - of a DataLoader
+        **options: Any,
     ) -> "StreamLoader":
         """Return the batches of one process from `position` on: what `collate` makes of the rows, and their mark.
 

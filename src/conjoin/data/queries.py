@@ -12,15 +12,16 @@ import datasets
 import torch
 from torch.utils.data import Dataset
 
-from conjoin.data.columns import IMAGE, unknown_column
+from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
 from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
-from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
+from conjoin.data.row_checks import as_name, check_ids, read_id, read_rows, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
+from conjoin.data.training_rows import Candidate, check_negatives, query_row
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
 from conjoin.progress import progress
@@ -40,6 +41,7 @@ QUERY_COLUMNS = {
 ITEM_ROLES = ("query", "positive", "negative")
 LABELS = ("label", "labels", "score", "scores")
 IMAGE_KEYS = ("image", "images")
+_ABSENT: tuple[Any, ...] = (None, "", [])
 
 
 class ItemColumns(NamedTuple):
@@ -89,11 +91,10 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
         ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
     """
     known = [*QUERY_COLUMNS, *(f"{role}_{part}" for role in ITEM_ROLES for part in ("text", "image"))]
-    for role, column in given.items():
+    for role in given:
         if role not in known:
             raise ValueError(f"unknown part {role!r} in columns; expected one of {known}")
-        if column not in available:
-            raise unknown_column(column, available)
+    require_columns(given.values(), available)
     items = {role: list(_item_columns(role, available, given)) for role in ITEM_ROLES}
     for role in ("query", "positive"):
         if not items[role]:
@@ -107,7 +108,11 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
             f"the column {labels[0]!r} grades pairs; expected rows of a query, its positives and its negatives (of "
             'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
         )
-    single = {role: given.get(role) or _first(role, available) for role in QUERY_COLUMNS if role not in ITEM_ROLES}
+    single = {
+        role: given.get(role) or next((name for name in QUERY_COLUMNS[role] if name in available), None)
+        for role in QUERY_COLUMNS
+        if role not in ITEM_ROLES
+    }
     return QueryColumns(items["query"][0], items["positive"][0], tuple(items["negative"]), **single)
 
 
@@ -138,69 +143,7 @@ def _named(name: str, role: str, available: Sequence[str]) -> Iterator[ItemColum
             yield ItemColumns(*columns)
 
 
-def _first(role: str, available: Sequence[str]) -> str | None:
-    return next((name for name in QUERY_COLUMNS[role] if name in available), None)
-
-
-class Named(NamedTuple):
-    """An item with its name.
-
-    Attributes:
-        id: Equal for equal items.
-        item: As processors take it.
-        modality: `text`, `image` or `image,text`.
-    """
-
-    id: str
-    item: Any
-    modality: str
-
-
-class CellReader(NamedTuple):
-    """Reads items from rows.
-
-    Attributes:
-        images: Checks the images.
-    """
-
-    images: RowImages
-
-    def items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Named]:
-        """Return the items of some columns: none, one, or those of a list.
-
-        Raises:
-            ItemError: A cell is no item, or an image or a text cannot be used; the item starts with `name`.
-            MissingFileError: The file of an image does not exist.
-        """
-        cells = {part: row.get(column) for part, column in columns._asdict().items() if column}
-        whole, flat = cells.pop("whole", None), {part: cell for part, cell in cells.items() if not _is_absent(cell)}
-        if isinstance(whole, list):
-            if flat:
-                others = ", ".join(map(repr, columns[1:]))
-                raise ItemError(name, f"a list in {columns.whole!r} beside {others}")
-            named = [(f"{name} {index}", each) for index, each in enumerate(whole)]
-            return [self._item(_parts(each, own_name), own_name) for own_name, each in named]
-        parts = {} if _is_absent(whole) else _parts(whole, name)
-        if parts.keys() & flat.keys():
-            raise ItemError(name, f"both {columns.whole!r} and another column give its {min(parts.keys() & flat)}")
-        parts |= flat
-        return [self._item(parts, name)] if parts else []
-
-    def _item(self, parts: dict[str, Any], name: str) -> Named:
-        if "text" in parts:
-            check_text(parts["text"], name)
-        if "image" in parts:
-            parts["image"] = self.images.check(listed_images(parts["image"]), name)
-        modality = ",".join(part for part in ("image", "text") if part in parts)
-        return Named(f"{row_digest(parts):x}", row_item(parts, name), modality)
-
-
-def _is_absent(cell: Any) -> bool:  # noqa: ANN401
-    """Whether a cell holds nothing; a CSV has an empty text there."""
-    return cell is None or (isinstance(cell, str | list) and not cell)
-
-
-def _parts(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401 - a cell of a table
+def _parts(value: Any, name: str) -> dict[str, Any]:
     """Return the text and the image or images of a cell."""
     if isinstance(value, str):
         if value.lower().endswith(IMAGE_SUFFIXES) and not any(map(str.isspace, value)):
@@ -224,9 +167,9 @@ class _Row(NamedTuple):
     """A row that is read and checked."""
 
     id: str
-    query: Named
-    positives: list[Named]
-    negatives: list[Named]
+    query: Candidate
+    positives: list[Candidate]
+    negatives: list[Candidate]
     instruction: str | None
 
 
@@ -270,12 +213,10 @@ class QueryTable(Dataset[dict[str, Any]]):
         name: str | None = None,
         show_progress: bool = False,
     ) -> None:
-        if hard_negatives < 0:
-            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         self.rows, folder = _open(source, split)
         self.columns = choose_query_columns(_column_names(self.rows), columns or {})
-        self.cells = CellReader(RowImages(folder, image_folders(source, folder)))
-        self.hard_negatives, self.instruction = hard_negatives, instruction
+        self.images = RowImages(folder, image_folders(source, folder))
+        self.hard_negatives, self.instruction = check_negatives(hard_negatives), instruction
         self._has_negatives = False
         shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
         checked = read_rows(shown, self._check)
@@ -294,18 +235,7 @@ class QueryTable(Dataset[dict[str, Any]]):
         positive = row.positives[int(torch.randint(len(row.positives), (1,)))]
         chosen = torch.randperm(len(row.negatives))[: self.hard_negatives].tolist() if row.negatives else []
         negatives = [row.negatives[index] for index in chosen]
-        return {
-            "id": row.id,
-            "query": row.query.item,
-            "instruction": row.instruction,
-            "positive": positive.item,
-            "positive_id": positive.id,
-            "negatives": [negative.item for negative in negatives],
-            "negative_ids": [negative.id for negative in negatives],
-            "target_modality": positive.modality,
-            "negative_modalities": [negative.modality for negative in negatives],
-            "dataset": self.sources[index],
-        }
+        return query_row(row.id, row.query.item, positive, negatives, self.sources[index], row.instruction)
 
     def _check(self, row: Mapping[str, Any], index: int) -> tuple[str, tuple[str, ...]]:
         read = self._read(row, index)
@@ -316,13 +246,13 @@ class QueryTable(Dataset[dict[str, Any]]):
         columns = self.columns
         row_id = read_id(index if columns.id is None else row.get(columns.id), index)
         name = row_name(index, row_id)
-        query = self.cells.items(row, columns.query, f"{name}, query")
+        query = self._items(row, columns.query, f"{name}, query")
         if len(query) != 1:
             raise ItemError(name, f"{len(query)} queries; expected one, in {_names(columns.query)}")
-        positives = self.cells.items(row, columns.positive, f"{name}, positive")
+        positives = self._items(row, columns.positive, f"{name}, positive")
         if not positives:
             raise ItemError(name, f"no positive in {_names(columns.positive)}")
-        negatives = [item for each in columns.negatives for item in self.cells.items(row, each, f"{name}, negative")]
+        negatives = [item for each in columns.negatives for item in self._items(row, each, f"{name}, negative")]
         positives = _with_ids(positives, row, columns.positive_id, f"{name}, positive")
         negatives = _with_ids(negatives, row, columns.negative_id, f"{name}, negative")
         if negatives and (columns.positive_id is None) != (columns.negative_id is None):
@@ -334,6 +264,35 @@ class QueryTable(Dataset[dict[str, Any]]):
         if instruction is not None and not isinstance(instruction, str):
             raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
         return _Row(row_id, query[0], positives, negatives, instruction or self.instruction)
+
+    def _items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Candidate]:
+        """Return the items of some columns: none, one, or those of a list.
+
+        Raises:
+            ItemError: A cell is no item, or an image or a text cannot be used; the item starts with `name`.
+            MissingFileError: The file of an image does not exist.
+        """
+        cells = {part: row.get(column) for part, column in columns._asdict().items() if column}
+        whole, flat = cells.pop("whole", None), {part: cell for part, cell in cells.items() if cell not in _ABSENT}
+        if isinstance(whole, list):
+            if flat:
+                others = ", ".join(map(repr, columns[1:]))
+                raise ItemError(name, f"a list in {columns.whole!r} beside {others}")
+            named = [(f"{name} {index}", each) for index, each in enumerate(whole)]
+            return [self._item(_parts(each, own_name), own_name) for own_name, each in named]
+        parts = {} if whole in _ABSENT else _parts(whole, name)
+        if parts.keys() & flat.keys():
+            raise ItemError(name, f"both {columns.whole!r} and another column give its {min(parts.keys() & flat)}")
+        parts |= flat
+        return [self._item(parts, name)] if parts else []
+
+    def _item(self, parts: dict[str, Any], name: str) -> Candidate:
+        if "text" in parts:
+            check_text(parts["text"], name)
+        if "image" in parts:
+            parts["image"] = self.images.check(listed_images(parts["image"]), name)
+        modality = ",".join(part for part in ("image", "text") if part in parts)
+        return Candidate(f"{row_digest(parts):x}", row_item(parts, name), modality)
 
 
 class QueryMix(Dataset[dict[str, Any]]):
@@ -385,33 +344,22 @@ def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:
         raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
     if not len(table):
         raise ValueError(f"{source!r:.200} is empty: it has no rows")
-    features = datasets.Features({name: _undecoded(feature) for name, feature in table.features.items()})
-    table = table.with_format(None)
-    return (table if features == table.features else table.cast(features)), folder
+    return undecoded(table), folder
 
 
-def _undecoded(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`
-    """Return a feature with its images, at any depth, as bytes and paths."""
-    if isinstance(feature, datasets.Image):
-        return IMAGE
-    if isinstance(feature, datasets.List | datasets.LargeList):
-        return type(feature)(_undecoded(feature.feature))
-    return {name: _undecoded(part) for name, part in feature.items()} if isinstance(feature, dict) else feature
-
-
-def _column_names(rows: Any) -> list[str]:  # noqa: ANN401 - a table
+def _column_names(rows: Any) -> list[str]:
     if isinstance(rows, datasets.Dataset):
         return list(rows.column_names)
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _with_ids(items: list[Named], row: Mapping[str, Any], column: str | None, name: str) -> list[Named]:
+def _with_ids(items: list[Candidate], row: Mapping[str, Any], column: str | None, name: str) -> list[Candidate]:
     """Return items under the ids of a column."""
     if column is None:
         return items
     cell = row.get(column)
-    ids: list[Any] = cell if isinstance(cell, list) else [] if cell is None or cell == "" else [cell]
-    if len(ids) != len(items) or any(each is None or each == "" for each in ids):
+    ids = [as_name(each) for each in (cell if isinstance(cell, list) else [cell])]
+    if len(ids) != len(items) or None in ids:
         raise ItemError(name, f"{len(items)} items, but {column!r} is {cell!r:.80}; expected one id for each")
     return [item._replace(id=str(each)) for item, each in zip(items, ids, strict=True)]
 
@@ -434,7 +382,7 @@ class QueryFormat(NamedTuple):
     benchmark: str | None = None
 
 
-def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options: Any) -> MbeirTraining:  # noqa: ANN401
+def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options: Any) -> MbeirTraining:
     """Load all training queries, or those of some datasets.
 
     Raises:

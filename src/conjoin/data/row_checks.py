@@ -30,15 +30,30 @@ def row_name(index: int | str, row_id: str) -> str:
     return f"row {index} (id {row_id!r})"
 
 
-def read_id(value: object, index: int | str) -> str:
-    """Return the id of a row as a text.
+def as_name(value: Any) -> str | None:
+    """Return an id as a text: the number 1001.0 as `1001`, bytes decoded; None for NaN and blanks.
+
+    Raises:
+        ValueError: Bytes are not UTF-8.
+    """
+    if value is None or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return text if text.strip() else None
+
+
+def read_id(value: Any, index: int | str) -> str:
+    """Return the id of a row as `as_name` does.
 
     Raises:
         ItemError: It is missing.
     """
-    if value is None or value == "":
+    name = as_name(value)
+    if name is None:
         raise ItemError(f"row {index}", "the id is missing")
-    return str(value)
+    return name
 
 
 def read_rows(rows: Iterable[Row], read: Callable[[Row, int], Result]) -> list[Result]:
@@ -55,12 +70,17 @@ def read_rows(rows: Iterable[Row], read: Callable[[Row, int], Result]) -> list[R
             results.append(read(row, index))
         except ItemError as error:
             errors.append(error)
-    if len(errors) > 1:
-        first, counts = errors[0], f"({len(errors)} of {index + 1} rows cannot be used)"
-        raise type(first)(first.item, f"{first.message} {counts}") from first
     if errors:
-        raise errors[0]
+        raise counted(errors, index + 1)
     return results
+
+
+def counted(errors: Sequence[ItemError], count: int) -> ItemError:
+    """Return the first of the errors of some rows; it says how many of all rows have one."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    return type(first)(first.item, f"{first.message} ({len(errors)} of {count} rows cannot be used)")
 
 
 def repeated_id(row_id: str, name: str = "the data") -> ItemError:

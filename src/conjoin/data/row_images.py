@@ -6,8 +6,7 @@ In a row with several images, `<image>` in the text marks the place of the next 
 import json
 import os
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ def allow_root(folder: str | os.PathLike[str]) -> None:
     os.environ[ALLOW_ROOTS] = os.pathsep.join(dict.fromkeys([*_allowed_roots(), os.path.realpath(folder)]))
 
 
-def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  # noqa: ANN401
+def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:
     """Return the folders that hold all images of a source; None if its rows may name any file.
 
     The rows of a folder name files inside it, those of a table files beside it or below, and both files in the folders
@@ -85,7 +84,7 @@ class RowImages(NamedTuple):
     folder: Path | None
     folders: tuple[str, ...] | None
 
-    def check(self, image: Any, name: str) -> Any:  # noqa: ANN401 - an image or several
+    def check(self, image: Any, name: str) -> Any:
         """Return the image of a row, or its list of images, with absolute paths.
 
         Raises:
@@ -112,7 +111,7 @@ class RowImages(NamedTuple):
         file = self.absolute(path)
         check_image_path(file, self.folders, name)
         if not os.path.isfile(file):
-            raise MissingFileError(name, f"image {file!r}: no such file")
+            raise MissingFileError(name, f"image {file!r:.300}: no such file")
         if not is_readable(Path(file)):
             raise ItemError(name, f"image {file!r}: cannot be read; {remedy(Path(file).suffix.lower())}")
         return file
@@ -187,19 +186,10 @@ def is_readable(path: Path) -> bool:
     return suffix not in PICTURE_SUFFIXES or Image.registered_extensions().get(suffix) in Image.OPEN
 
 
-def describe_unreadable(paths: Iterable[Path]) -> str:
-    """Count pictures that cannot be read, by kind, and say what to do about them."""
-    paths = list(paths)
-    first = {path.suffix.lower(): path.name for path in reversed(paths)}
-    counts = sorted(Counter(path.suffix.lower() for path in paths).items())
-    kinds = ", ".join(f"{count} {suffix} (such as {first[suffix]!r})" for suffix, count in counts)
-    return f"{kinds}; {remedy(*first)}"
-
-
-def remedy(*suffixes: str) -> str:
-    """What to do about pictures that cannot be read, of these kinds."""
+def remedy(suffix: str) -> str:
+    """What to do about pictures of a kind that cannot be read."""
     convert = "convert them to PNG or JPEG"
-    return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if {*suffixes} & {*_HEIF_SUFFIXES} else convert
+    return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if suffix in _HEIF_SUFFIXES else convert
 
 
 def interleave(text: str, images: Sequence[Any], name: str = "item") -> list[dict[str, Any]]:
@@ -236,7 +226,7 @@ def check_placeholders(text: str, count: int, name: str = "item") -> None:
         )
 
 
-def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN401 - an item
+def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:
     """Return the image and the text of a row, in this order, as an item.
 
     It is interleaved if there are a list of images and placeholders.
@@ -250,27 +240,40 @@ def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN4
     return {part: value for part, value in sorted(parts.items()) if value is not None}
 
 
-def is_interleaved(image: Any, text: Any) -> bool:  # noqa: ANN401 - parts of a row
+def is_interleaved(image: Any, text: Any) -> bool:
     """Whether a row has a list of images and a text with placeholders."""
     return isinstance(image, list | tuple) and isinstance(text, str) and PLACEHOLDER in text
 
 
-def plain_text(image: Any, text: str) -> str:  # noqa: ANN401 - parts of a row
+def plain_text(image: Any, text: str) -> str:
     """Return the text of a row without its placeholders."""
     return " ".join(text.replace(PLACEHOLDER, " ").split()) if is_interleaved(image, text) else text
 
 
-def map_images(change: Callable[[Any], Any], image: Any) -> Any:  # noqa: ANN401 - an image or several
+def map_images(change: Callable[[Any], Any], image: Any) -> Any:
     """Return what `change` makes of the image of a row, or of each of its list of images."""
     return [change(each) for each in image] if isinstance(image, list | tuple) else change(image)
 
 
-def listed_images(cell: Any) -> Any:  # noqa: ANN401 - a cell of a table
-    """Return the list of paths that a cell of a CSV holds as JSON, `["a.png", "b.png"]`; else the cell."""
-    if not isinstance(cell, str) or not cell.startswith("["):
+def listed_images(cell: Any) -> Any:
+    """Return the list of paths that a cell of a table holds, `["a.png", "b.png"]` or `a.png|b.png`; else the cell.
+
+    Instead of `|` there may be `;` or a comma. Each part is a URL or ends like a picture.
+    """
+    if not isinstance(cell, str):
         return cell
-    try:
-        paths = json.loads(cell)
-    except ValueError:  # a file name may start with a bracket
-        return cell
-    return paths if all(isinstance(path, str) for path in paths) else cell
+    if cell.startswith("["):
+        try:
+            paths = json.loads(cell)
+        except (ValueError, RecursionError):  # a file name may start with a bracket
+            return cell
+        return paths if all(isinstance(path, str) for path in paths) else cell
+    for separator in "|;,":
+        paths = [path.strip() for path in cell.split(separator) if path.strip()]
+        if separator in cell and paths and all(map(_names_picture, paths)):
+            return paths if len(paths) > 1 else paths[0]
+    return cell
+
+
+def _names_picture(path: str) -> bool:
+    return path.partition("?")[0].lower().endswith(PICTURE_SUFFIXES) or is_url(path)

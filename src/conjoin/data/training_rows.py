@@ -1,7 +1,7 @@
 """Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import datasets
 import numpy as np
@@ -23,7 +23,7 @@ class EpochRows(Dataset[dict[str, Any]]):
         seed: Seed of the choices.
     """
 
-    def __init__(self, rows: Any, seed: int = 0) -> None:  # noqa: ANN401 - any rows with a length
+    def __init__(self, rows: Any, seed: int = 0) -> None:
         self.rows, self.seed = rows, seed
         self._epoch = 0
 
@@ -66,7 +66,7 @@ class JoinedRows(Dataset[dict[str, Any]]):
         teacher: Of the same rows.
     """
 
-    def __init__(self, rows: Any, teacher: Any) -> None:  # noqa: ANN401 - any rows with a length
+    def __init__(self, rows: Any, teacher: Any) -> None:
         if len(rows) != len(teacher):
             raise ValueError(f"{len(rows)} rows, but what was precomputed is of {len(teacher)}")
         self.rows, self.teacher = rows, teacher
@@ -76,6 +76,54 @@ class JoinedRows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**self.rows[index], "teacher": self.teacher[index]}
+
+
+class Candidate(NamedTuple):
+    """A candidate of a query.
+
+    Attributes:
+        id: Equal for equal candidates.
+        item: As processors take it.
+        modality: `text`, `image` or `image,text`.
+    """
+
+    id: str
+    item: Any
+    modality: str
+
+
+def query_row(
+    row_id: str,
+    query: Any,
+    positive: Candidate,
+    negatives: Sequence[Candidate],
+    dataset: Hashable,
+    instruction: str | None = None,
+) -> dict[str, Any]:
+    """Return a row for `RetrievalCollator`: the one form of own tables, M-BEIR, MERIT and MMEB."""
+    return {
+        "id": row_id,
+        "query": query,
+        "instruction": instruction,
+        "positive": positive.item,
+        "positive_id": positive.id,
+        "negatives": [negative.item for negative in negatives],
+        "negative_ids": [negative.id for negative in negatives],
+        "target_modality": positive.modality,
+        "negative_modalities": [negative.modality for negative in negatives],
+        "dataset": dataset,
+    }
+
+
+def check_negatives(count: int, most: int | None = None) -> int:
+    """Return how many hard negatives a row has.
+
+    Raises:
+        ValueError: It is negative, or more than the data has.
+    """
+    if count < 0 or (most is not None and count > most):
+        raise ValueError(f"hard_negatives={count}; expected 0 or more" + ("" if most is None else f", at most {most}"))
+    return count
 
 
 @runtime_checkable
@@ -102,7 +150,7 @@ class QueryRows(EpochRows):
         negatives: Whether rows keep their negatives.
     """
 
-    def __init__(self, rows: Any, seed: int = 0, negatives: bool = True) -> None:  # noqa: ANN401
+    def __init__(self, rows: Any, seed: int = 0, negatives: bool = True) -> None:
         super().__init__(rows, seed)
         self.negatives = negatives
 
@@ -132,7 +180,7 @@ class NamedCandidates:
         return batch
 
 
-def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a length
+def positives_of(rows: Any) -> Sequence[Any]:
     """Return the id or ids of each row's positives; positives without an id count as distinct."""
     rows = _innermost(rows)
     if isinstance(rows, KnownPositives):
@@ -141,7 +189,7 @@ def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a 
     return [str(name) if isinstance(name, str | int) else index for index, name in enumerate(names)]
 
 
-def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with a length
+def sources_of(rows: Any) -> Sequence[Hashable]:
     """Return the dataset of each row.
 
     Raises:
@@ -154,7 +202,7 @@ def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with
     return sources
 
 
-def repeats_of(rows: Any) -> Sequence[float] | None:  # noqa: ANN401 - any rows with a length
+def repeats_of(rows: Any) -> Sequence[float] | None:
     """Return how many times each row is used in an epoch; None for once each."""
     rows = _innermost(rows)
     return rows.repeats if isinstance(rows, RepeatedRows) else None
@@ -166,7 +214,7 @@ def draw_ids(options: Sequence[str], count: int) -> list[str]:
     return [options[order[index % len(order)]] for index in range(count)]
 
 
-def has_order(rows: Any) -> bool:  # noqa: ANN401 - any rows
+def has_order(rows: Any) -> bool:
     """Whether rows have a length and an order, so that a sampler can batch them."""
     return rows is not None and not isinstance(rows, IterableDataset | datasets.IterableDataset)
 
@@ -178,11 +226,11 @@ def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, "positive_id": row["positive"], "negative_ids": negatives}
 
 
-def _innermost(rows: Any) -> Any:  # noqa: ANN401
+def _innermost(rows: Any) -> Any:
     return _innermost(rows.rows) if isinstance(rows, EpochRows | JoinedRows) else rows
 
 
-def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401
+def _column(rows: Any, name: str) -> list[Any] | None:
     """Return a column of plain values of the rows; None if they lack it."""
     if isinstance(rows, datasets.Dataset):
         return rows[name][:] if isinstance(rows.features.get(name), datasets.Value) else None

@@ -7,10 +7,10 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.columns import unknown_column
+from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
-from conjoin.data.row_checks import check_ids
+from conjoin.data.row_checks import as_name, check_ids
 from conjoin.data.row_images import RowImages, folders_beside
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
@@ -49,17 +49,13 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
         rows, unit, first = list(JsonLines(path)), "line", 1
     else:
         rows, unit, first = open_table(path).to_list(), "row", 0
-        if {".csv", ".tsv"} & {suffix.lower() for suffix in path.suffixes}:  # also .csv.gz
-            rows = [{name: cell or None for name, cell in row.items()} for row in rows]
     if not rows:
         raise ValueError(f"{str(path)!r} has no triplets")
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in TRIPLET_FEATURES:
-        if column not in columns and column not in _OPTIONAL:
-            raise unknown_column(column, columns)
+    require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), columns)
     triplets = []
     for index, row in enumerate(rows):
-        row_id = str(index if row.get("id") is None else row["id"])
+        row_id = as_name(row.get("id")) or str(index)
         triplets.append(_triplet(row_id, row, path.parent, f"{unit} {index + first} (id {row_id!r})"))
     check_ids([triplet["id"] for triplet in triplets])
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import datasets
 
 from conjoin.data import COMMON_COLUMNS, load_pairs
-from conjoin.data.columns import NUMBERS, element_of, image_column, is_text, read_number, undecoded, unknown_column
+from conjoin.data.columns import (
+    NUMBERS,
+    element_of,
+    holds_images,
+    is_text,
+    matching,
+    read_number,
+    require_columns,
+    undecoded,
+)
 from conjoin.data.pair_sources import open_source
 from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
@@ -30,15 +39,25 @@ _GROUPS = (
 )  # fmt: skip
 _PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
 _CODE = re.compile(r"0\d+|\d{10,}")
-_OFTEN = 0.5
+_OFTEN, _MOST = 0.5, 0.8
 
 
 class Numbers(NamedTuple):
-    """A column of numbers: what `--keep` writes behind its name, its least and its greatest."""
+    """A column of numbers.
+
+    Attributes:
+        kind: What `--keep` writes behind its name.
+        least: The least.
+        greatest: The greatest.
+        blank: In how many rows there is none.
+        odd: Texts that are no numbers, which are not kept.
+    """
 
     kind: str
     least: float
     greatest: float
+    blank: int = 0
+    odd: Sequence[str] = ()
 
 
 class Products(NamedTuple):
@@ -100,9 +119,7 @@ def find_products(
             f"{table!r} {what}; expected a CSV, TSV, JSONL or Parquet file, a row for each product"
         )
     dataset: Any = undecoded(open_source(Path(table), "train", False)[0])
-    for column in filter(None, (image_column, text_column, id_column)):
-        if column not in dataset.column_names:
-            raise unknown_column(column, dataset.column_names)
+    require_columns((image_column, text_column, id_column), dataset.column_names)
     columns = _Columns(dataset)
     image, text = image_column or columns.image(), text_column or columns.title()
     if image is None and text is None:
@@ -188,8 +205,7 @@ class _Columns:
         feature: Any = self.dataset.features[name]
         kind: Any = element_of(feature) or feature
         if not is_text(kind):
-            is_plain = isinstance(kind, datasets.Value) and "binary" not in kind.dtype
-            return not is_plain and image_column(self.first.select([]), name) is not None
+            return holds_images(feature)
         values = self.texts.get(name) or [path for paths in self.first[name][:] for path in paths or ()]
         known = name.lower() in COMMON_COLUMNS["image"]
         return _share(values, lambda value: _is_picture(value) or (known and is_url(value))) > _OFTEN
@@ -200,13 +216,15 @@ class _Columns:
         return _share(values, lambda value: " " in value) > _OFTEN and len({*values}) > _OFTEN * len(values)
 
     def _is_id(self, name: str) -> bool:
-        """Whether each row has a value of its own, without spaces."""
+        """Whether each row has a value of its own, without spaces; of a name such as `sku`, all but a few rows."""
         feature: Any = self.dataset.features[name]
         if name not in self.texts and not (isinstance(feature, datasets.Value) and "int" in feature.dtype):
             return False
         values = [str(value) for value in self.dataset[name][:] if value not in (None, "")]
-        every = len(values) == len({*values}) == len(self.dataset)
-        return every and not any(" " in value or re.search(r"\d[.,]\d", value) for value in values)
+        least = _MOST if name in matching(_IDS, self.dataset.column_names) else 1.0
+        return len({*values}) >= least * len(self.dataset) and not any(
+            " " in value or re.search(r"\d[.,]\d", value) for value in values
+        )
 
     def repeats(self, name: str) -> bool:
         """Whether several rows have the same value, and not all."""
@@ -218,11 +236,12 @@ class _Columns:
         numbers = {}
         for name in sorted(self.free, key=lambda name: _PRICE.search(name) is None):
             feature: Any = self.dataset.features[name]
-            kind, values = _as_numbers(self.texts.get(name, ()))
+            kind, values, odd = _as_numbers(self.texts.get(name, ()))
             if isinstance(feature, datasets.Value) and re.match("u?int|float", feature.dtype):
-                values = [value for value in self.first[name][:] if value is not None]
+                values = [value for value in self.first[name][:] if value is not None and value == value]
             if len({*values}) > 1:
-                numbers[name] = Numbers(kind, min(values), max(values))
+                blank = len(self.first) - len(values) - len(odd)
+                numbers[name] = Numbers(kind, min(values), max(values), blank, odd)
         return numbers
 
     def choices(self) -> dict[str, Sequence[str]]:
@@ -250,20 +269,25 @@ def _is_picture(value: str) -> bool:
     )
 
 
-def _as_numbers(values: Sequence[str]) -> tuple[str, list[float]]:
-    """How `--keep` reads texts as numbers, and these; no numbers if one of them is none, or a code such as 007.
+def _as_numbers(values: Sequence[str]) -> tuple[str, list[float], list[str]]:
+    """How `--keep` reads texts as numbers, these, and the texts that are none.
 
-    Of several ways it is the one that leaves the fewest numbers with three decimals: 1.299 is more often 1299.
+    There are no numbers if more than one in five texts is none, or one is a code such as 007. Of several ways it is
+    the one with the fewest such texts, then the fewest numbers with three decimals: 1.299 is more often 1299.
     """
-    ways: list[tuple[int, str, list[float]]] = []
-    for kind, mark in NUMBERS.items() if values and not any(map(_CODE.fullmatch, values)) else ():
-        try:
-            numbers = [read_number(value, "", "", mark) or 0.0 for value in values]
-        except ItemError:
-            continue
+    ways: list[tuple[tuple[int, int], str, list[float], list[str]]] = []
+    for kind, mark in NUMBERS.items() if not any(map(_CODE.fullmatch, values)) else ():
+        numbers, odd = [], []
+        for value in values:
+            try:
+                numbers.append(read_number(value, "", "", mark))
+            except ItemError:
+                odd.append(value)
+        found = [number for number in numbers if number is not None]
         thousandths = sum(re.search(rf"[{mark}]\d{{3}}\D*$", value) is not None for value in values)
-        ways.append((thousandths, kind, numbers))
-    return min(ways, key=lambda way: way[0])[1:] if ways else ("", [])
+        if found and len(odd) <= (1 - _MOST) * len(values):
+            ways.append(((len(odd), thousandths), kind, found, odd))
+    return min(ways, key=lambda way: way[0])[1:] if ways else ("", [], [])
 
 
 def _share(values: Sequence[str], test: Callable[[str], bool]) -> float:

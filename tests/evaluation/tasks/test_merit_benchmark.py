@@ -3,12 +3,11 @@
 import json
 
 import datasets
+import mini_merit
 import numpy as np
 import pytest
 import pytrec_eval
 
-from conjoin.data import make_mini_merit
-from conjoin.data.make import mini_merit
 from conjoin.evaluation import format_results, read_qrels, read_run
 from conjoin.evaluation.tasks.merit import evaluate_merit, merit_results
 from tiny_encoder import tiny_encoder
@@ -193,7 +192,7 @@ def mini(load_first_emoji, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mini_merit, "load_emoji", load)
         out = tmp_path_factory.mktemp("mini") / "merit"
-        return make_mini_merit(out, train_queries=5, validation_queries=5, test_queries=80)
+        return mini_merit.make_mini_merit(out, train_queries=5, validation_queries=5, test_queries=80)
 
 
 @pytest.mark.slow

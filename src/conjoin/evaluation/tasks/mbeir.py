@@ -4,6 +4,7 @@
 Fashion200K and FashionIQ. Some papers report the average at 50.
 """
 
+import logging
 import math
 from argparse import Namespace
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRo
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
 from conjoin.retrieval import ItemEncoder
 
+logger = logging.getLogger(__name__)
 MBEIR_SETTINGS = ("local", "global")
 _SHORT = {"text": "t", "image": "i", "image,text": "it"}
 _CUT_OFFS = (1, 5, 10, 50)
@@ -57,7 +59,7 @@ def mbeir_tasks(
     Files, ids and judgements are checked here. An image is opened when it is encoded.
 
     Args:
-        data: The root of M-BEIR, or of the miniature that `make_mini_mbeir` writes.
+        data: The root of M-BEIR, or of the miniature that `experiments/mini_mbeir.py` writes.
         cells: Names such as `"visualnews_task0"`; all 16 when None.
         settings: Of `MBEIR_SETTINGS`.
         split: `"test"` or `"val"`.
@@ -87,6 +89,13 @@ def mbeir_tasks(
         for setting in settings:
             searched = corpus if setting == "global" else pool
             qrels = {row["id"]: {did for did in judged.get(row["id"], ()) if did in searched} for row in rows}
+            dropped = [(qid, did) for qid in qrels for did in judged.get(qid, ()) if did not in searched]
+            if dropped:
+                logger.warning(
+                    "%s: %d of the judged candidates are not in the %s pool and count as not judged, such as %r of "
+                    "query %r",
+                    cell.name, len(dropped), setting, dropped[0][1], dropped[0][0],
+                )  # fmt: skip
             lost = next((qid for qid, right in qrels.items() if not right), None)
             if lost is not None:
                 right = sorted(judged.get(lost, ()))

@@ -42,7 +42,7 @@ def merit_task(
     """Read MERIT; all files are checked before anything is encoded.
 
     Args:
-        data: The root of MERIT, or of the miniature that `make_mini_merit` writes.
+        data: The root of MERIT, or of the miniature that `experiments/mini_merit.py` writes.
         split: `"test"`, or in a miniature also `"validation"`.
         subsets: Score only the queries of these subsets, such as `"language:th"`; all queries when None.
         exclude_query_products: Leave the products that a query shows out of its ranking. As published, they stay.

@@ -1,5 +1,6 @@
 """Catalogues: products with an image, a title and attributes, read from any source of pairs."""
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -135,6 +136,8 @@ def _read_codes(columns: Mapping[str, Any], is_guess: bool) -> dict[str, tuple[t
     codes: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
     useless = []
     for name, column in columns.items():
+        if isinstance(column.type, pa.BaseExtensionType):  # objects of different keys
+            column = pa.array([None if cell is None else json.loads(cell) for cell in column.storage.to_pylist()])
         is_struct = pa.types.is_struct(column.type)
         for attribute in [field.name for field in column.type] if is_struct else [name]:
             cells = pc.struct_field(column, attribute) if is_struct else column

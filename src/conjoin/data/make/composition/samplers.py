@@ -283,7 +283,7 @@ def hard_negatives(pool: Pool, draft: Draft, count: int, generator: np.random.Ge
     return [*first, *misses, *siblings[len(first) :]][:count]
 
 
-def weighted(things: Any, weights: Any, generator: np.random.Generator) -> Any:  # noqa: ANN401
+def weighted(things: Any, weights: Any, generator: np.random.Generator) -> Any:
     """Draw one of several things by their weights."""
     ends = np.cumsum(weights)
     return things[min(int(np.searchsorted(ends, generator.random() * ends[-1], side="right")), len(things) - 1)]

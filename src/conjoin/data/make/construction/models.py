@@ -32,11 +32,7 @@ REWRITE_PROMPT = (
 
 
 def ask_with(
-    model: str,
-    *,
-    task: Any = "image-text-to-text",  # noqa: ANN401 - a literal of transformers
-    max_new_tokens: int = 160,
-    **options: Any,  # noqa: ANN401
+    model: str, *, task: Any = "image-text-to-text", max_new_tokens: int = 160, **options: Any
 ) -> Callable[[Sequence[Image.Image], str], str]:
     """Return a function of pictures and a prompt that answers with a chat model of transformers, decoding greedily.
 
@@ -63,13 +59,13 @@ def ask_with(
     return ask
 
 
-def describe_with(model: str, **options: Any) -> Callable[[Image.Image], str]:  # noqa: ANN401
+def describe_with(model: str, **options: Any) -> Callable[[Image.Image], str]:
     """Return a function that describes images with an `"image-text-to-text"` model; arguments as for `ask_with`."""
     ask = ask_with(model, **options)
     return lambda image: ask([image], DESCRIBE_PROMPT)
 
 
-def edit_with(model: str, **options: Any) -> Callable[[str], Edited]:  # noqa: ANN401
+def edit_with(model: str, **options: Any) -> Callable[[str], Edited]:
     """Return a function that edits descriptions with a `"text-generation"` chat model; arguments as for `ask_with`.
 
     A checksum of the text chooses one of `EDITS`.
@@ -83,7 +79,7 @@ def edit_with(model: str, **options: Any) -> Callable[[str], Edited]:  # noqa: A
     return edit
 
 
-def rewrite_with(model: str, **options: Any) -> Callable[[str], str]:  # noqa: ANN401
+def rewrite_with(model: str, **options: Any) -> Callable[[str], str]:
     """Return a function that says a text in other words with a chat model; arguments as for `ask_with`.
 
     It makes the variants X′ of `construct_symmetric`, and the column `alternative_text` of training pairs, which
@@ -94,12 +90,7 @@ def rewrite_with(model: str, **options: Any) -> Callable[[str], str]:  # noqa: A
 
 
 def synthesise_with(
-    model: str,
-    *,
-    seed: int = 0,
-    device: str | None = None,
-    dtype: torch.dtype | None = None,
-    **options: Any,  # noqa: ANN401
+    model: str, *, seed: int = 0, device: str | None = None, dtype: torch.dtype | None = None, **options: Any
 ) -> Callable[[str], Image.Image]:
     """Return a function that draws pictures with a text-to-image model of diffusers, deterministic per text.
 

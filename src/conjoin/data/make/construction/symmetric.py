@@ -137,7 +137,7 @@ def _records(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
     return list(records.values())
 
 
-def _add(record: Record, field: str, made: Any, value: Any, folder: Path) -> None:  # noqa: ANN401 - of a step
+def _add(record: Record, field: str, made: Any, value: Any, folder: Path) -> None:
     """Add what a step made of a value to a record."""
     if isinstance(made, Edited):
         made, record["edit"] = made

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+import mini_mbeir as mini_module
 import pytest
 from PIL import Image
 
-from conjoin.data import MBEIR_CELLS, MbeirCandidates, MbeirTraining, load_instructions, make_mini_mbeir, mbeir_queries
-from conjoin.data.make import mini_mbeir as mini_module
+from conjoin.data import MBEIR_CELLS, MbeirCandidates, MbeirTraining, load_instructions, mbeir_queries
 from conjoin.data.mbeir import pool_file
 
 
@@ -18,7 +18,9 @@ def make(load_first_emoji):
     patch.setattr(mini_module, "load_emoji", load_first_emoji)
 
     def run(out, **limits):
-        return make_mini_mbeir(out, **({"train_queries": 12, "val_queries": 5, "test_queries": 8} | limits))
+        return mini_module.make_mini_mbeir(
+            out, **({"train_queries": 12, "val_queries": 5, "test_queries": 8} | limits)
+        )
 
     yield run
     patch.undo()

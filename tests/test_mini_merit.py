@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 import datasets
+import mini_merit
 import numpy as np
 import pytest
+from mini_merit import class_of, dominant_colour
 from PIL import Image, ImageDraw
 
-from conjoin.data import PRODUCT_FEATURES, MeritProducts, MeritTraining, emoji_concepts, make_mini_merit, merit_queries
-from conjoin.data.make import mini_merit
-from conjoin.data.make.mini_merit import class_of, dominant_colour
+from conjoin.data import PRODUCT_FEATURES, MeritProducts, MeritTraining, emoji_concepts, merit_queries
 from conjoin.data.merit import is_held_out, ood_subsets, ood_values, read_captions
 
 SPLITS = ("train", "validation", "test")
@@ -29,7 +29,9 @@ def make(load_first_emoji):
     patch.setattr(mini_merit, "load_emoji", load)
 
     def run(out, **options):
-        return make_mini_merit(out, **{"train_queries": 200, "validation_queries": 20, "test_queries": 120} | options)
+        return mini_merit.make_mini_merit(
+            out, **{"train_queries": 200, "validation_queries": 20, "test_queries": 120} | options
+        )
 
     yield run
     patch.undo()

@@ -1,5 +1,6 @@
 """A miniature MERIT: products and queries made of the emoji sample, in the layout of the published data."""
 
+import argparse
 import hashlib
 import io
 import json
@@ -13,10 +14,10 @@ from typing import Any
 
 import datasets
 import numpy as np
+from made import check_queries, is_made, write_settings
 from PIL import Image
 
 from conjoin.data.emoji.sample import EMOJI_STYLES, GENDER_WORDS, EmojiConcept, emoji_concepts, load_emoji, name_words
-from conjoin.data.make.made import check_queries, is_made, write_settings
 from conjoin.data.merit import PRODUCT_FEATURES, query_file
 from conjoin.progress import progress
 from conjoin.storage import publish_folder, write_text
@@ -357,3 +358,17 @@ def _subgroups() -> dict[str, str]:
         for base, (kind, candidates) in words.items()
     }
     return {base: word for base, (count, word) in best.items() if count >= _SIBLINGS}
+
+
+def main() -> None:
+    """Write the miniature."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", help="folder to make")
+    for split, default in (("train", 10000), ("validation", 500), ("test", 1000)):
+        parser.add_argument(f"--{split}-queries", type=int, default=default, metavar="N", help="at most")
+    options = vars(parser.parse_args())
+    print(f"MERIT in miniature in {make_mini_merit(options.pop('out'), **options)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """A miniature M-BEIR: all 16 cells, made of the emoji sample, in the layout of the published data."""
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+from emoji_edits import Edit, find_edits
+from made import check_queries, is_made, write_settings
 
 from conjoin.data.emoji.sample import EmojiConcept, emoji_concepts, load_emoji
-from conjoin.data.emoji.triplets import Edit, find_edits
-from conjoin.data.make.made import check_queries, is_made, write_settings
 from conjoin.data.mbeir import (
     MBEIR_CELLS,
     MBEIR_DATASETS,
@@ -315,3 +316,17 @@ def _candidate_row(did: str, side: Side) -> str:
 def _write_lines(file: Path, lines: Iterable[str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def main() -> None:
+    """Write the miniature."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", help="folder to make")
+    for split, default in (("train", 1000), ("val", 100), ("test", 300)):
+        parser.add_argument(f"--{split}-queries", type=int, default=default, metavar="N", help="at most")
+    options = vars(parser.parse_args())
+    print(f"M-BEIR in miniature in {make_mini_mbeir(options.pop('out'), **options)}")
+
+
+if __name__ == "__main__":
+    main()

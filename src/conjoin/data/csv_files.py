@@ -1,0 +1,173 @@
+"""CSV tables as spreadsheets write them: a cell is a text, an empty one is null, a fault is named by its line."""
+
+import codecs
+import csv
+import io
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import pyarrow as pa
+
+from conjoin.data.json_files import open_bytes, text_problem
+
+logger = logging.getLogger(__name__)
+SEPARATORS = (",", ";", "\t", "|")
+_ROWS_AT_ONCE = 10_000
+
+
+class _Layout(NamedTuple):
+    encoding: str
+    separator: str
+    skipped: int
+    """Lines before the header: 1 for the line `sep=;` of Excel."""
+
+
+@dataclass
+class CsvConfig(datasets.BuilderConfig):
+    """A CSV file; its time and its size are a part of the cache's key."""
+
+    path: str = ""
+    changed: int = 0
+    size: int = 0
+
+
+class CsvTable(datasets.ArrowBasedBuilder):
+    """A CSV file as a dataset of texts."""
+
+    BUILDER_CONFIG_CLASS = CsvConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        names = next(csv_rows(Path(self.config.path)))[1]
+        return datasets.DatasetInfo(features=datasets.Features({name: datasets.Value("string") for name in names}))
+
+    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
+        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": [self.config.path]})]
+
+    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
+        for path in paths:
+            rows = csv_rows(Path(path))
+            names = next(rows)[1]
+            number = 0
+            while block := [[cell or None for cell in row] for _, row in itertools.islice(rows, _ROWS_AT_ONCE)]:
+                number += 1
+                columns = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
+                yield number, pa.table(dict(zip(names, columns, strict=True)))
+
+
+def open_csv(path: Path) -> CsvTable:
+    """Return the builder of a CSV or TSV file, perhaps compressed.
+
+    Raises:
+        ValueError: The file is not text, or the header is malformed.
+    """
+    facts = path.stat()
+    return CsvTable(path=str(path.resolve()), changed=facts.st_mtime_ns, size=facts.st_size)
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the cells of the header, then those of each row that has any value.
+
+    Raises:
+        ValueError: A cell's quotes do not match, a row is longer than the header, or a name occurs twice.
+    """
+    facts = path.stat()
+    layout = _layout(path, facts.st_mtime_ns, facts.st_size)
+    width, is_header = 0, True
+    with io.TextIOWrapper(open_bytes(path), encoding=layout.encoding, newline="") as file:
+        for _ in range(layout.skipped):
+            file.readline()
+        csv.field_size_limit(2**31 - 1)
+        rows = csv.reader(file, delimiter=layout.separator, strict=True)
+        while True:
+            line = layout.skipped + rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                lines = f"lines {line} to {layout.skipped + rows.line_num}"
+                raise ValueError(
+                    f"{lines}: {error}; a cell begins with a double quote that does not end it: write "
+                    '""" for a quote, and end the cell with "'
+                ) from error
+            if row is None:
+                return
+            if not any(row):
+                continue
+            if is_header:
+                row, is_header = _names(row), False
+                width = len(row)
+            elif layout.skipped + rows.line_num > line and _swallows(row, width, layout.separator):
+                raise ValueError(
+                    f"the lines {line} to {layout.skipped + rows.line_num} are one row, because a cell begins with a "
+                    'double quote; write it as """ and end the cell with "'
+                )
+            if len(row) > width and any(row[width:]):
+                raise ValueError(
+                    f"line {line} has {len(row)} fields, the header {width}; put a text that holds "
+                    f"{layout.separator!r} in double quotes"
+                )
+            yield line, row if len(row) == width else [*row[:width], *[""] * (width - len(row))]
+
+
+def _names(header: list[str]) -> list[str]:
+    names = [name.strip() or f"Unnamed: {index}" for index, name in enumerate(header)]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
+    return names
+
+
+def _swallows(row: list[str], width: int, separator: str) -> bool:
+    """Whether each line of a row that spans several looks like a row: a stray quote made them one cell."""
+    lines = [line.split(separator) for line in separator.join(row).splitlines()]
+    return width > 1 and all(
+        len(cells) == width and not any(cell[:1] == " " for cell in cells) and " " not in cells[0] for cells in lines
+    )
+
+
+@lru_cache
+def _layout(path: Path, changed: int, size: int) -> _Layout:
+    """Find the encoding and the separator of a file: the one that makes most columns, as many in the first row."""
+    encoding = _encoding(path)
+    with io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="") as file:
+        start = list(itertools.islice((line for line in file if line.strip()), 20))
+    first = start[0].strip().lower() if start else ""
+    if len(first) == 5 and first.startswith("sep=") and first[4] in SEPARATORS:
+        return _Layout(encoding, first[4], 1)
+    if Path(path.name.lower().removesuffix(".gz")).suffix == ".tsv":
+        return _Layout(encoding, "\t", 0)
+    csv.field_size_limit(2**31 - 1)
+
+    def score(separator: str) -> tuple[bool, int]:
+        header, *rows = [len(row) for row in itertools.islice(csv.reader(start, delimiter=separator), 2)]
+        return header > 1 and all(count == header for count in rows), header
+
+    return _Layout(encoding, max(SEPARATORS, key=score) if start else ",", 0)
+
+
+def _encoding(path: Path) -> str:
+    """Return the encoding of a file: UTF-8, UTF-16 with its mark, else Windows-1252, with a warning.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    with open_bytes(path) as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+    problem = text_problem(path)
+    if problem is None:
+        return "utf-8-sig"
+    with open_bytes(path) as file:
+        try:
+            is_text = all(b"\0" not in part and part.decode("cp1252") for part in iter(lambda: file.read(2**20), b""))
+        except UnicodeDecodeError:
+            is_text = False
+    if not is_text:
+        raise ValueError(f"{problem}, nor Windows-1252; save it as UTF-8")
+    logger.warning("%s: %s; read as Windows-1252. Save it as UTF-8 if letters are wrong", path, problem)
+    return "cp1252"

@@ -1,0 +1,215 @@
+"""Tables as spreadsheets and shops export them: read as they are meant, or refused by the line."""
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from conjoin.data import QueryTable, load_pairs, load_training_pairs
+
+CP1252 = "id;text\n1;Grüne Lampe\n".encode("cp1252")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"sep=;\nid;text\n1;a, b\n", [("1", "a, b")]),
+        (b'id;text;"price, EUR"\n1;a;3\n', [("1", "a")]),
+        (b"id;text;price, EUR\n1;a;3\n", [("1", "a")]),
+        (b"id\ttext\r\n1\ta\r\n", [("1", "a")]),
+        (b"id|text\n1|a\n", [("1", "a")]),
+        (b"id,text,,\n1,a,,\n2,b\n", [("1", "a"), ("2", "b")]),
+        (b"id,text\n\n1,a\n,\n\n2,b\n", [("1", "a"), ("2", "b")]),
+        (b"text\n\na\n\nb\n", [("0", "a"), ("1", "b")]),
+        (b'id,text\n1,"a, b\nc, d"\n2,"5"" pipe"\n', [("1", "a, b\nc, d"), ("2", '5" pipe')]),
+        (b"text,id\n" + b"a" * 140_000 + b",1\n", [("1", "a" * 140_000)]),
+        ("\ufeffid,text\n1,ü\n".encode(), [("1", "ü")]),
+        ("id,text\n1,ü\n".encode("utf-16"), [("1", "ü")]),
+        (CP1252, [("1", "Grüne Lampe")]),
+    ],
+)
+def test_what_is_read(tmp_path, content, expected, streaming, caplog):
+    (tmp_path / "a.csv").write_bytes(content)
+    rows = load_pairs(tmp_path / "a.csv", only="text", streaming=streaming)
+    assert [(row["id"], row["text"]) for row in rows] == expected
+    assert ("line 2: not valid UTF-8 (byte 0xfc); read as Windows-1252" in caplog.text) == (content == CP1252)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'id,image,text\n1,a,"wide\n2,b,mouse\n3,c,the 24" desk\n4,d,e\n', r"lines 2 to 4: .*a cell begins with a"),
+        (
+            b'id,image,text\n1,a,"wide\n2,b,mouse\n3,c,desk 24"\n4,d,e\n',
+            "the lines 2 to 4 are one row, because a cell",
+        ),
+        (b'id,text\n\n1,"wide\n2,mouse\n', "lines 3 to 4: unexpected end of data"),
+        (b"image,text\n" + b"[" * 3000 + b",a\n", r"row 0 \(id '0'\): image '.*\[\[\[.*: no such file"),
+    ],
+)
+def test_what_is_refused(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_pairs(tmp_path / "a.csv", only=None if b"image,text\n[" in content else "text")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_empty_cell_is_no_value_everywhere(tmp_path, streaming):
+    (tmp_path / "a.csv").write_text("id,text,group\n1,a,\n2,b,x\n3,,x\n")
+    rows = load_pairs(
+        tmp_path / "a.csv", only="text", group_column="group", keep=["group"], on_error="skip", streaming=streaming
+    )
+    assert [row["group"] for row in rows] == [row["metadata"]["group"] for row in rows] == [None, "x", "x"]
+    assert [row["problem"] for row in rows] == [None, None, "row 2 (id '3'): the text is missing"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([1001.0, 2.5], ["1001", "2.5"]),
+        ([7, 8], ["7", "8"]),
+        ([b"a", "é".encode()], ["a", "é"]),
+        (["007", " x"], ["007", " x"]),
+        ([True, False], ["true", "false"]),
+        ([1.0, np.nan], "row 1: the id is missing"),
+        (["a", None], "row 1: the id is missing"),
+        (["a", "  "], "row 1: the id is missing"),
+        ([b"a", b"\xff"], "the column 'id' holds binary; expected texts or numbers"),
+        ([["a"], ["b"]], "the column 'id' holds list.*; expected texts or numbers"),
+        ([1e22, 2.0], "the column 'id' holds numbers that lost digits"),
+    ],
+)
+def test_ids(tmp_path, ids, expected, streaming):
+    pd.DataFrame({"id": ids, "text": ["x", "y"]}).to_parquet(tmp_path / "a.parquet")
+
+    def read(**options):
+        return [row["id"] for row in load_pairs(tmp_path / "a.parquet", only="text", streaming=streaming, **options)]
+
+    if isinstance(expected, list):
+        assert read() == expected
+        return
+    with pytest.raises(ValueError, match=expected):
+        read()
+    if "missing" in expected:
+        assert read(on_error="skip")[1] == "row 1"
+
+
+def test_ids_of_other_tables(tmp_path):
+    rows = {"query": ["a", "b"], "positive": ["x", "y"], "id": [1001.0, 2.0], "positive_id": [7.0, 2.5]}
+    table = QueryTable(datasets.Dataset.from_dict(rows))
+    assert table.positives == [("7",), ("2.5",)] and [table[row]["id"] for row in (0, 1)] == ["1001", "2"]
+    for wrong, message in (
+        ({"id": [1.0, np.nan]}, "row 1: the id is missing"),
+        ({"positive_id": [7.0, np.nan]}, "one id for"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            QueryTable(datasets.Dataset.from_dict(rows | wrong))
+    (tmp_path / "a.jsonl").write_text('{"id": 1.0, "text": "a"}\n{"id": "x", "text": "b"}\n{"id": NaN, "text": "c"}\n')
+    pairs = load_pairs(tmp_path / "a.jsonl", only="text", on_error="skip")
+    assert pairs["id"][:] == ["1", "x", "row 2"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_json_of_mixed_types(tmp_path, streaming):
+    (tmp_path / "a.jsonl").write_text(
+        '{"id": 1, "text": "a"}\n{"id": "x", "text": ["b", "c"], "late": 3}\n{"id": 2.5, "text": 7}\n'
+    )
+    (tmp_path / "twice.jsonl").write_text('{"id": 1, "id": 2, "text": "a"}\n')
+    with pytest.raises(ValueError, match=r"twice.jsonl' cannot be read: .*/id.* was specified twice"):
+        load_pairs(tmp_path / "twice.jsonl", only="text")
+    if not streaming:  # the first row of a stream says whether there are several texts
+        rows = list(load_pairs(tmp_path / "a.jsonl", only="text"))
+        assert [(row["id"], row["text"]) for row in rows] == [("1", "a"), ("x#0", "b"), ("x#1", "c"), ("2.5", "7")]
+    else:
+        with pytest.raises(ValueError, match="row 1: several texts, but the rows before have one each"):
+            list(load_pairs(tmp_path / "a.jsonl", only="text", streaming=True))
+
+
+def test_no_numbers(tmp_path, caplog):
+    cells = ["3", "N/A", "NA", "-", "n/a", "null", " ", "on request"]
+    (tmp_path / "a.csv").write_text("text,price\n" + "".join(f"a{n},{cell}\n" for n, cell in enumerate(cells)))
+    with pytest.raises(ValueError, match=r"row 7 \(id '7'\): price is 'on request'; expected a number"):
+        load_pairs(tmp_path / "a.csv", only="text", keep=["price:number"])
+    rows = load_pairs(tmp_path / "a.csv", only="text", keep=["price:number"], on_error="skip")
+    assert [row["metadata"]["price"] for row in rows] == [3.0] + [None] * 7 and set(rows["problem"]) == {None}
+    assert "price is 'on request'" in caplog.text
+    prices = datasets.Dataset.from_dict({"text": ["a", "b"], "price": [float("nan"), 3.0]})
+    assert [row["metadata"]["price"] for row in load_pairs(prices, only="text", keep=["price"])] == [None, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ("red.png|blue.png", ["red", "blue"]),
+        ("red.png; blue.png", ["red", "blue"]),
+        ('"red.png,blue.png"', ["red", "blue"]),
+        ('"[""red.png"", ""blue.png""]"', ["red", "blue"]),
+        ("red.png|", ["red"]),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_several_pictures_in_a_cell(image_folder, cell, names, streaming):
+    (image_folder / "a.csv").write_text(f"image,text\n{cell},a\ngreen.png,b\n")
+    first, second = load_pairs(image_folder / "a.csv", streaming=streaming)
+    images, other = ([each["image"]] if len(names) == 1 else each["image"] for each in (first, second))
+    assert [image["path"] for image in images] == [str(image_folder / f"{name}.png") for name in names]
+    assert [image["path"] for image in other] == [str(image_folder / "green.png")]
+
+
+def test_the_first_row_of_an_id_is_kept(image_folder):
+    (image_folder / "a.csv").write_text("sku,image,text\nA,red.png,a\n\nB,green.png,b\nA,blue.png,c\nA,red.png,d\n")
+    with pytest.raises(
+        ValueError, match="row 2: the id 'A' occurs twice, in lines 2 and 5; choose a column of unique"
+    ):
+        load_pairs(image_folder / "a.csv")
+    rows = load_pairs(image_folder / "a.csv", on_error="skip")
+    assert rows["problem"][:] == [
+        None,
+        None,
+        "row 2: the id 'A' occurs twice, in lines 2 and 5; the first is kept",
+        None,
+    ]
+    assert rows["id"][:] == ["A#0", "B", "A#2", "A#1"]
+
+
+def test_repeated_texts_are_told_before_training(image_folder, caplog):
+    (image_folder / "a.csv").write_text("image,text\nred.png,a mug\ngreen.png,a mug\nblue.png,a cup\n")
+    load_pairs(image_folder / "a.csv")
+    assert not caplog.records
+    load_training_pairs(image_folder / "a.csv")
+    assert "1 of 3 rows of" in caplog.text and "negatives of it in training" in caplog.text
+
+
+def test_the_name_of_a_file_that_is_not_utf_8(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "caf\udce9.png").write_bytes((tmp_path / "a.png").read_bytes())
+    with pytest.raises(FileNotFoundError, match=r"row 1 \(id 'caf.*udce9.png'\): .*no such file"):
+        load_pairs(tmp_path, only="image")
+    rows = load_pairs(tmp_path, only="image", on_error="skip")
+    assert rows["problem"][0] is None and "no such file" in rows["problem"][1]
+
+
+def test_shards_whose_names_have_dots(tmp_path):
+    import tarfile
+
+    for name in ("screw-1.5mm.png", "screw-1.txt", "nut.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
+        with tarfile.open(tmp_path / "a.tar", "a") as tar:
+            tar.add(tmp_path / "x.png", name)
+    with pytest.raises(ValueError, match=r"'screw-1.5mm.png' is the column '5mm.png' of 'screw-1'"):
+        load_pairs(str(tmp_path / "a.tar"))
+
+
+def test_a_stream_of_rows_without_some_values():
+    def rows():
+        for number in range(5):
+            yield {"id": number, "text": None if number == 3 else "a", "image": None if number == 2 else b"x"}
+
+    found = list(load_pairs(datasets.IterableDataset.from_generator(rows), on_error="skip"))
+    assert [row["problem"] for row in found] == [
+        None, None, "row 2 (id '2'): the image is missing", "row 3 (id '3'): the text is missing", None,
+    ]  # fmt: skip
+    assert found[4]["image"] == {"bytes": b"x", "path": None}
