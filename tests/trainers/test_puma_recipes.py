@@ -5,11 +5,10 @@ import re
 import runpy
 from pathlib import Path
 
+import mini_mbeir as mini_module
 import pytest
 from PIL import Image
 
-from conjoin.data import make_mini_mbeir
-from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.hub import load_model
 from conjoin.trainers import load_recipe
 from tiny_commands import variants, write_rows
@@ -59,7 +58,7 @@ def log_of(folder):
 def test_the_script_runs_both_recipes(family, sample, script, mllm_checkpoints, load_first_emoji, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mini_module, "load_emoji", load_first_emoji)
-        mini = make_mini_mbeir(tmp_path / "mini", train_queries=6, val_queries=2, test_queries=2)
+        mini = mini_module.make_mini_mbeir(tmp_path / "mini", train_queries=6, val_queries=2, test_queries=2)
     script("train_puma.py", *write_recipes(tmp_path, family, mllm_checkpoints(family)[0], mini, sample))
     assert log_of(tmp_path / "1")[0]["distillation_loss"] > 0 and log_of(tmp_path / "2")[1]["mac_loss"] > 0
     assert any((tmp_path / "states").glob("*.arrow"))
