@@ -64,7 +64,7 @@ test-common: $(ALL) ## Run transformers' own model tests, from its source distri
 	TRANSFORMERS_SDIST=$(COMMON)/transformers-$$version PYTHONPATH=$(COMMON)/extra:$$PYTHONPATH \
 		$(BIN)/python -m pytest -n 2 -o addopts= -W ignore tests/models/test_transformers_common.py
 
-attack: $(ALL) ## Hostile inputs, damage, power loss, races, slow clients, and kills of each command; prints the table of docs/RELIABILITY.md
+attack: $(ALL) ## Hostile inputs, damage, power loss, races, slow clients, and kills of each command; prints the table of benchmarks/results/reliability.md
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ATTACKS)
 	$(BIN)/python benchmarks/reliability.py --kills 6 --others 2 --json runs/attack.json
 

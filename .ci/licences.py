@@ -49,21 +49,18 @@ def main() -> None:
     installed = {canonicalize_name(each.name): each for each in distributions()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     parts = {"": project["dependencies"], **project["optional-dependencies"]}
-    users: dict[str, list[str]] = {}
+    users = set(WITHOUT_DEPENDENCIES)
     for extra, requirements in parts.items():
         names, missing = brought([Requirement(each) for each in requirements], installed)
-        for name in (names | missing) - {"conjoin"} if extra not in NOT_FOR_USERS else ():
-            users.setdefault(name, []).append(extra)
-    for name in WITHOUT_DEPENDENCIES:
-        users[name] = ["sample"]
-    lines = ["| package | version | licence | extra |", "|---|---|---|---|"]
-    for name, extras in sorted(users.items()):
+        users |= (names | missing) - {"conjoin"} if extra not in NOT_FOR_USERS else set()
+    by_licence: dict[str, list[str]] = {}
+    for name in sorted(users):
         package = installed.get(name)
         if package is None:
             raise SystemExit(f"{name} is not installed")
-        shown = "" if "" in extras else ", ".join(extras)
-        version = package.version.partition("+")[0]
-        lines.append(f"| {name} | {version} | {licence(package) or '**not stated**'} | {shown} |")
+        by_licence.setdefault(licence(package) or "**not stated**", []).append(name)
+    lines = ["| licence | packages |", "|---|---|"]
+    lines += [f"| {stated} | {', '.join(names)} |" for stated, names in sorted(by_licence.items())]
     page = PAGE.read_text(encoding="utf-8")
     before, _, after = page.partition(MARK)
     PAGE.write_text(before + MARK + "\n" + "\n".join(lines) + "\n\n" + END + after.partition(END)[2], encoding="utf-8")

@@ -12,7 +12,7 @@ Each attempt is a forked process, so nothing is imported again. After each:
 Besides: the disk is full from a moment on, Ctrl-C at a moment, and a second process that starts at a moment. Linux on
 x86-64 only.
 
-    python benchmarks/reliability.py --json runs/reliability.json --write docs/RELIABILITY.md
+    python benchmarks/reliability.py --json runs/reliability.json --write benchmarks/results/reliability.md
 """
 
 import argparse
