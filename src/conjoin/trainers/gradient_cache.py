@@ -119,10 +119,10 @@ def cached_backward(
     replays, parts = [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
-            replays.append(Replay(device))
-            with step.replaying(replays[-1]):
-                parts.append(step.embed(**chunk.inputs))
-    end_state = RandomState(device)
+            step.replay = Replay(device)
+            replays.append(step.replay)
+            parts.append(step.embed(**chunk.inputs))
+    step.replay, end_state = None, RandomState(device)
     orders = _orders(chunks[:count], parts)
     leaves = {
         name: torch.cat([part[name] for part in parts[:count] if name in part])[order.argsort().to(device)]
@@ -136,7 +136,8 @@ def cached_backward(
     replayed = dict.fromkeys(leaves, 0)
     for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True), start=1):
         replay.start.restore()
-        with autocast(), step.replaying(replay):
+        step.replay = replay
+        with autocast():
             embeddings = step.embed(**chunk.inputs)
         kept: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -148,6 +149,7 @@ def cached_backward(
                 row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
                 gradients.append(row_gradient if number <= count else torch.zeros_like(rows))
         chunk_backward(kept, gradients, number == len(chunks))
+    step.replay = None
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
 

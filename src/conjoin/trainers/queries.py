@@ -1,6 +1,7 @@
 """What the trainers on queries and candidates share: their rows, one forward over both, negatives from all devices."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,7 +26,7 @@ from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.losses import info_nce
 from conjoin.losses.gather import gather_with_gradient, is_distributed
 from conjoin.storage import stable_id
-from conjoin.trainers.base import Embedded, RetrievalConfig, RetrievalTrainer
+from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 
 PARTS = ("queries", "positives", "negatives")
 """The parts of a batch; each part is the processor's output for some items."""
@@ -142,12 +143,11 @@ class QueryCandidateTrainer(RetrievalTrainer):
         )
         return self.accelerator.prepare(loader)
 
-    def _embed_dataset(self, dataset: Any) -> Embedded:
+    def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:
         return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
 
-    def _rank(self, embedded: Embedded, dataset: Any) -> dict[str, Tensor]:
+    def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
         """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
-        embeddings, labels = embedded
         row_labels = labels.tolist()
         first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
         candidates = {label: index for index, label in enumerate(first)}

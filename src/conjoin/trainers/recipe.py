@@ -29,12 +29,11 @@ from conjoin.data import (
     load_training_pairs,
     sample_image_processor,
 )
-from conjoin.hub import check_model, is_embedder, load_embedder
-from conjoin.hub.load import MODELS, model_type
+from conjoin.hub import check_model
+from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import check_processor_type
 from conjoin.processing.sentence_files import SentenceFilesMixin
 from conjoin.structure import SYNONYMS, parse_yaml
@@ -132,7 +131,12 @@ class ModelArguments:
                     sample = os.path.relpath(recipe_folder() / "gcl/sample.yaml")
                     hint = f"a recipe that downloads nothing is {sample!r}"
                     raise FileNotFoundError(f"{key}: {error}; {hint}") from error
-        model, processor = self._named() if self.model_name_or_path is not None else self._composed()
+        if self.model_name_or_path is not None:
+            limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
+            options = _mapping(self.model_init_kwargs)
+            model, processor = load_trainable(self.model_name_or_path, None, self.preset, limits, **options)
+        else:
+            model, processor = self._composed()
         if self.input_type is not None:
             processor.input_type = check_processor_type(self.input_type)
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
@@ -173,20 +177,6 @@ class ModelArguments:
 
     def _towers(self) -> tuple[str, ...]:
         return ("vision_model", "text_model") if self.freeze_towers else ()
-
-    def _named(self) -> tuple[Any, Any]:
-        """The model of `model_name_or_path`."""
-        name, options = str(self.model_name_or_path), _mapping(self.model_init_kwargs)
-        limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
-        kind = model_type(name)
-        if kind not in ARCHITECTURES or kind in MODELS:
-            return load_trainable(name, **options)
-        if self.preset is not None or is_embedder(name, options.get("revision")):
-            return load_embedder(name, preset=self.preset, processor=limits, **options)
-        model = MllmRetrieverModel.from_mllm(name, **options)
-        token = None if model.config.readout == "last" else options.get("ret_token", "[RET]")
-        processor = MllmRetrieverProcessor.from_mllm(name, **limits, ret_token=token, revision=options.get("revision"))
-        return model, processor
 
     def _composed(self) -> tuple[Any, Any]:
         """A new model around two towers."""
