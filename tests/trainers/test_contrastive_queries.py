@@ -38,7 +38,7 @@ def train(rows, tiny_checkpoints):
 
     def run(trainer, *words, model=None, **training):
         data = {"dataset_format": "queries", "hard_negatives": 1}
-        data |= {} if model is None else {"model_type": None, "model_name_or_path": model}
+        data |= {} if model is None else {"model_type": None, "model_name_or_path": model, "model_init_kwargs": {}}
         path = write_recipe(rows, tiny_checkpoints, trainer, rows / "asked.jsonl", **data)
         assert main(["train", str(path), *small_run(rows / "out", **training), *words]) == 0
         return json.loads((rows / "out" / "recipe.json").read_text())["log"]

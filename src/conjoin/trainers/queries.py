@@ -32,6 +32,7 @@ PARTS = ("queries", "positives", "negatives")
 """The parts of a batch; each part is the processor's output for some items."""
 SENTENCE_COLUMNS = {"anchor": "query", "sentence1": "query", "sentence2": "positive"}
 """Names of columns in the data sets of sentence-transformers; `negative`, `negative_1` ... become `negatives`."""
+NEGATIVE = r"negative(_\d+)?"
 
 
 @dataclass
@@ -111,7 +112,15 @@ class QueryCandidateTrainer(RetrievalTrainer):
     def rename_columns(self, rows: Any) -> Any:
         """Return rows with the names of columns that this trainer reads."""
         if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
-            rows = _rename_sentence_columns(rows)
+            names = rows.column_names or []
+            known = {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
+            rows, several = rows.rename_columns(known), [name for name in names if re.fullmatch(NEGATIVE, name)]
+            several.sort(key=lambda name: int(name.partition("_")[2] or 0))
+            if several and "negatives" not in names:
+                rows = rows.map(
+                    lambda row: {"negatives": [row[name] for name in several if row[name] is not None]},
+                    remove_columns=several,
+                )
         return super().rename_columns(rows)
 
     def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
@@ -194,21 +203,3 @@ def _gather(values: Tensor, counts: list[int]) -> Tensor:
     padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
     parts = gather_with_gradient(padded).split(longest)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-
-def _rename_sentence_columns(rows: Any) -> Any:
-    """Give the columns of sentence-transformers the names of this package; several negatives become one list."""
-    names = rows.column_names or []
-    rows = rows.rename_columns(
-        {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
-    )
-    negatives = sorted((name for name in names if re.fullmatch(r"negative(_\d+)?", name)), key=_number)
-    if not negatives or "negatives" in names:
-        return rows
-    return rows.map(
-        lambda row: {"negatives": [row[name] for name in negatives if row[name] is not None]}, remove_columns=negatives
-    )
-
-
-def _number(name: str) -> int:
-    return int(name.partition("_")[2] or 0)
