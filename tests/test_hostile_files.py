@@ -91,8 +91,8 @@ CASES = {
     "a template that fails": (template("{{ 1 / 0 }}"), "chat template of .*hostile'.*ZeroDivisionError"),
     "a bomb of CSV": (table("hostile.csv.gz", bytes(3_000_000)), r"hostile.csv.gz' .*become more than 1000000"),
     "a bomb of JSON": (table("hostile.jsonl.gz", b" " * 3_000_000), r"hostile.jsonl.gz' .*become more than 1000000"),
-    "a version 0": (versions("0.manifest", b"x"), "hostile' cannot be opened"),
-    "a version of both kinds": (versions(f"{2:020}.manifest", b""), "hostile' cannot be opened"),
+    "a version 0": (versions("0.manifest", b"x"), "hostile' cannot be read"),
+    "a version of both kinds": (versions(f"{2:020}.manifest", b""), "hostile' cannot be read"),
 }
 
 

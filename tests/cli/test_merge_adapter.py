@@ -78,7 +78,7 @@ def test_a_base_that_moved_is_given(base, tmp_path, capsys):
     expected = adapt(base, tmp_path / "adapters")
     config = tmp_path / "adapters/adapter_config.json"
     words = ["merge-adapter", str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
-    for named, problem in ((None, "do not name the model"), ("stranger/base", "give the base, --base stranger/base")):
+    for named, problem in ((None, "are for None, no folder"), ("him/base", "give the base, --base him/base")):
         config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": named}))
         with guarded("a base on the Hub"):
             assert main(words) == 2
@@ -94,8 +94,8 @@ def test_adapters_of_another_model_are_refused(mllm, base, mllm_checkpoints, tmp
     export(other, MllmRetrieverProcessor.from_mllm(mllm), tmp_path / "deeper")
     adapt(str(tmp_path / "deeper"), tmp_path / "deeper-adapters")
     cases = [
-        (tmp_path / "adapters", str(tmp_path / "deeper"), "2 weights are missing or of another shape"),
-        (tmp_path / "deeper-adapters", base, "2 are left over, such as"),
+        (tmp_path / "adapters", str(tmp_path / "deeper"), "2 are missing, left over or of another shape"),
+        (tmp_path / "deeper-adapters", base, "2 are missing, left over or of another shape, such as"),
         (tmp_path / "adapters", mllm, "is a qwen2_vl; expected a model of this package"),
     ]
     for adapters, model, message in cases:
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_merged_by_its_recipe(mllm, base, tmp_path, capsys):
     assert main([*words, "--lora_r", "3"]) == 2
     assert 'do not fit "the recipe\'s model"' in capsys.readouterr().err
     assert main([*words, '--model_init_kwargs={"keep_layers": 1}']) == 2
-    assert "weights are missing or of another shape and" in capsys.readouterr().err
+    assert "are missing, left over or of another shape" in capsys.readouterr().err
 
 
 def test_what_is_no_adapter_is_named(base, tmp_path, capsys):

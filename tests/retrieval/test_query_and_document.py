@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -107,6 +108,12 @@ def test_the_app_and_the_endpoint(options, prompted, collection):
         np.testing.assert_allclose(answer["embeddings"], encode(QUERIES), atol=1e-5)
 
 
+def provenance(mined):
+    """By anchor and negative, in order, what each miner found."""
+    rows = pq.read_table(mined.path).to_pylist()
+    return {row["id"]: dict(zip(row["negatives"], row["found_by"], strict=True)) for row in rows}
+
+
 @pytest.mark.parametrize("prompt", [None, "zzz "])
 def test_mining(prompt, prompted, tmp_path):
     folder, library = prompted
@@ -116,16 +123,16 @@ def test_mining(prompt, prompted, tmp_path):
     mined, (ids, scores) = load_mined(tmp_path), ranked(library, prompt=prompt)
     for row, query in enumerate(QUERIES):
         assert list(mined[query]) == ids[row]
-        found = [mined.findings(query)[id_][0].score for id_ in ids[row]]
+        found = [finding["score"] for (finding,) in provenance(mined)[query].values()]
         np.testing.assert_allclose(found, scores[row], atol=1e-5)
 
 
 def test_anchors_of_the_corpus_itself_are_queries(prompted, tmp_path):
     miner = Miner("m", str(prompted[0]), "text", "text", duplicate_above=1.1)
     mine_hard_negatives(Dataset.from_list(ROWS), [miner], tmp_path, k=6)
-    (found,) = load_mined(tmp_path).findings("r0")["r3"]
+    (found,) = provenance(load_mined(tmp_path))["r0"]["r3"]
     vectors = prompted[1].encode_query([CORPUS[0]]), prompted[1].encode_document([CORPUS[3]])
-    assert found.score == pytest.approx(float((vectors[0] @ vectors[1].T)[0, 0]), abs=1e-5)
+    assert found["score"] == pytest.approx(float((vectors[0] @ vectors[1].T)[0, 0]), abs=1e-5)
 
 
 @pytest.mark.parametrize("prompt", [None, "zzz "])
@@ -164,5 +171,5 @@ def test_a_collection_records_how_its_model_pools(tiny_checkpoints, data, tmp_pa
 def test_a_kept_column_does_not_take_the_place_of_the_encoded_text(prompted, tmp_path):
     rows = [{"id": row["id"], "title": row["text"], "text": "other"} for row in ROWS]
     words = ["encode", prompted[0], write_rows(tmp_path / "rows.jsonl", rows), "--only", "text", "--keep", "text"]
-    with pytest.raises(ValueError, match="holds 'text', the name of a column that the collection has of its own"):
+    with pytest.raises(ValueError, match="holds 'text'; the name of a column that the collection has of its own"):
         conjoin(*words, "--text-column", "title", "--out", tmp_path / "c", "--quiet")

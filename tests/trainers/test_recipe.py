@@ -148,7 +148,7 @@ def test_what_a_run_was_is_recorded(path, tmp_path, monkeypatch):
     assert (record["trainer"], record["dataset_name"], record["matryoshka_dims"]) == ("gcl", "pairs", [4, 16])
     assert [entry["step"] for entry in record["log"] if "gcl_loss" in entry] == [1, 2]
     path.write_text(json.dumps({key: record[key] for key in yaml.safe_load(path.read_text())}))
-    assert load_recipe(path).values.items() <= record.items()
+    assert load_recipe(path).training.recipe.items() <= record.items()
 
 
 def test_a_switch_that_is_on_by_default_can_be_off_in_a_file_and_by_a_flag(tmp_path):

@@ -6,10 +6,9 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import datasets
 import torch
@@ -214,15 +213,6 @@ class Step(nn.Module):
             terms = self.trainer.loss_terms(embeddings, inputs)
         return terms | self.trainer.whole_width_terms(embeddings, inputs)
 
-    @contextmanager
-    def replaying(self, replay: Replay) -> Iterator[None]:
-        """Make `RetrievalTrainer.cached` store values in `replay` in the first pass and read them in the second."""
-        self.replay = replay
-        try:
-            yield
-        finally:
-            self.replay = None
-
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing in the encoder: less memory, more compute."""
         self.encoder.activation_checkpointing_enable(**kwargs)
@@ -230,18 +220,6 @@ class Step(nn.Module):
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing, by its name in earlier versions of transformers."""
         self.encoder.gradient_checkpointing_enable(**kwargs)
-
-
-class Embedded(NamedTuple):
-    """The embeddings of an evaluation set.
-
-    Args:
-        embeddings: `{name: (N, D)}`, float32.
-        labels: `(N,)` equal for rows that show the same thing.
-    """
-
-    embeddings: dict[str, Tensor]
-    labels: Tensor
 
 
 class EpochCallback(TrainerCallback):
@@ -332,18 +310,20 @@ class RetrievalTrainer(Trainer):
                 f"{type(self).__name__}.compute_loss would be skipped under the gradient cache; override "
                 "`loss_terms`, or set gradient_cache_chunk_size to 0"
             )
-        if args.gradient_cache_chunk_tokens:
-            self._check_sortable(processing_class)
+        problem = None
+        if not self.sorts_rows:
+            problem = f"{type(self).__name__} needs rows in their order, with their padding"
+        elif getattr(processing_class, "text_padding", None) == "max_length":
+            problem = "the processor pads all texts to one length (text_padding='max_length')"
+        if problem is not None and args.gradient_cache_chunk_tokens:  # there padding has a meaning
+            raise ValueError(f"gradient_cache_chunk_tokens cannot be used: {problem}; set gradient_cache_chunk_size")
         if peft_config is not None:
             add_adapters(encoder, peft_config)
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         self._columns = dict(columns or {})
         train_dataset = self.rename_columns(train_dataset)
-        if isinstance(eval_dataset, Mapping):
-            eval_dataset = {name: self.rename_columns(rows) for name, rows in eval_dataset.items()}
-        else:
-            eval_dataset = self.rename_columns(eval_dataset)
+        eval_dataset = self.rename_columns(eval_dataset)
         if args.feature_copies:
             data_collator = collate_features
             cached: dict[str, Any] = {"folder": args.features_dir, "seed": args.seed, "args": args}
@@ -413,6 +393,10 @@ class RetrievalTrainer(Trainer):
         """Return the raw embeddings `{name: (N, D)}` of the unmodified items."""
         return self.embed(model, inputs)
 
+    def learning_rates(self) -> dict[nn.Module, float]:
+        """Return the learning rates of modules, in the encoder or the loss, that do not use `learning_rate`."""
+        return {}
+
     def make_collator(self, processor: ProcessorMixin) -> Callable[[list[Any]], dict[str, Any]]:
         """Return what maps rows to a batch."""
         return PairCollator(processor)
@@ -422,11 +406,13 @@ class RetrievalTrainer(Trainer):
         return rows
 
     def rename_columns(self, rows: Any) -> Any:
-        """Return rows with the names of columns that this trainer reads.
+        """Return rows, or each of a dictionary of them, with the names of columns that this trainer reads.
 
         Raises:
             ValueError: A column is missing.
         """
+        if isinstance(rows, Mapping):
+            return {name: self.rename_columns(each) for name, each in rows.items()}
         if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
             return rows
         names = rows.column_names or []
@@ -478,16 +464,6 @@ class RetrievalTrainer(Trainer):
             given["output_dir"] = f"{Path(name).name}-{type(self).__name__.removesuffix('Trainer')}"
         known = {each.name for each in fields(self.config_class)}
         return self.config_class(**{name: value for name, value in given.items() if name in known})
-
-    def _check_sortable(self, processor: Any) -> None:
-        """Refuse chunks of a number of tokens where padding has a meaning."""
-        problem = None
-        if not self.sorts_rows:
-            problem = f"{type(self).__name__} needs rows in their order, with their padding"
-        elif isinstance(processor, ImageTextProcessor) and processor.text_padding == "max_length":
-            problem = "the processor pads all texts to one length (text_padding='max_length')"
-        if problem is not None:
-            raise ValueError(f"gradient_cache_chunk_tokens cannot be used: {problem}; set gradient_cache_chunk_size")
 
     # Training
 
@@ -569,6 +545,17 @@ class RetrievalTrainer(Trainer):
             average_gradients(self.model)
         return losses[0]
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer, with parameter groups of their own for `learning_rates`."""
+        is_given, optimizer = self.optimizer is not None, super().create_optimizer(model)
+        for module, rate in {} if is_given else self.learning_rates().items():
+            own = {id(parameter) for parameter in module.parameters()}
+            for group in list(optimizer.param_groups):
+                if chosen := [parameter for parameter in group["params"] if id(parameter) in own]:
+                    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
+                    optimizer.add_param_group({**group, "params": chosen, "lr": rate})
+        return optimizer
+
     def _loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Drop the ids unless `mask_false_negatives` is set."""
         return {name: value for name, value in inputs.items() if name != "ids" or self.args.mask_false_negatives}
@@ -627,39 +614,40 @@ class RetrievalTrainer(Trainer):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Return the embeddings `{name: (N, D)}` of rows, their labels `(N,)` and the metrics of `evaluate`."""
-        embedded, metrics = self._measure(test_dataset, metric_key_prefix)
-        arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
-        return PredictionOutput(predictions=arrays, label_ids=embedded.labels.cpu().numpy(), metrics=metrics)
+        found, metrics = self._measure(test_dataset, metric_key_prefix)
+        return PredictionOutput(found.predictions, found.label_ids, metrics)
 
-    def _measure(self, dataset: Any, prefix: str) -> tuple[Embedded, dict[str, float]]:
+    def _measure(self, dataset: Any, prefix: str) -> tuple[EvalPrediction, dict[str, float]]:
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
         known = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
         if not any(dataset is each for each in (*known, self.eval_dataset)):
             dataset = self.rename_columns(dataset)
-        embedded = self._embed_dataset(dataset)
-        ranks = self._rank(embedded, dataset)
+        embeddings, labels = self._embed_dataset(dataset)
+        ranks = self._rank(embeddings, labels, dataset)
         metrics: dict[str, float] = {}
         for k in EVAL_KS:
             hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
             metrics |= {f"{prefix}_{name}_hit_rate@{k}": hit_rate for name, hit_rate in hits.items()}
             metrics[f"{prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
-        if self.compute_metrics is not None:
-            arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
-            own = self.compute_metrics(EvalPrediction(predictions=arrays, label_ids=embedded.labels.cpu().numpy()))
-            metrics |= {name if name.startswith(prefix) else f"{prefix}_{name}": value for name, value in own.items()}
-        return embedded, metrics
+        arrays: Any = {name: rows.cpu().numpy() for name, rows in embeddings.items()}
+        found = EvalPrediction(predictions=arrays, label_ids=labels.cpu().numpy())
+        own = {} if self.compute_metrics is None else self.compute_metrics(found)
+        metrics |= {name if name.startswith(prefix) else f"{prefix}_{name}": value for name, value in own.items()}
+        return found, metrics
 
-    def _rank(self, embedded: Embedded, dataset: Any) -> dict[str, Tensor]:
+    def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
         """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
-        texts = _text_labels(dataset)
-        embeddings, labels = embedded
+        texts = getattr(dataset, "first_texts", None)
+        if isinstance(dataset, datasets.Dataset) and "text" in dataset.column_names:
+            texts = integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
         same = None if texts is None else (texts, texts)
         return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}
 
     @torch.no_grad()
-    def _embed_dataset(self, dataset: Any) -> Embedded:
+    def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the embeddings `{name: (N, D)}`, and labels `(N,)` equal for rows that show the same thing."""
         was_training = self.model.training
         self.model.eval()
         loader = self.accelerator.prepare(
@@ -681,7 +669,7 @@ class RetrievalTrainer(Trainer):
         self.model.train(was_training)
         ids = torch.cat(parts.pop("ids")) if "ids" in parts else None
         embeddings = {name: torch.cat(rows).float() for name, rows in parts.items()}
-        return Embedded(embeddings, torch.arange(len(dataset)) if ids is None else ids)
+        return embeddings, torch.arange(len(dataset)) if ids is None else ids
 
     # Saving
 
@@ -744,16 +732,23 @@ class RetrievalTrainer(Trainer):
 
     def step_weights(self) -> dict[str, Tensor]:
         """Return the weights of encoder and loss, whole on the main process; all processes must call this."""
-        state = self.sharding.weights()
-        return self.model.state_dict() if state is None else state
+        return self.sharding.weights()
 
 
-def load_trainable(model: str | Path | PreTrainedModel, processor: Any = None, **options: Any) -> tuple[Any, Any]:
+def load_trainable(
+    model: str | Path | PreTrainedModel,
+    processor: Any = None,
+    preset: str | None = None,
+    limits: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
     """Return a model of this package and its processor.
 
     Args:
         model: As for `RetrievalTrainer`.
         processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
+        preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.PRESETS`.
+        limits: Arguments of `MllmRetrieverProcessor.from_mllm`, such as `max_pixels`.
         options: For a new model around a name: fields of its configuration, such as `keep_layers`.
 
     Raises:
@@ -761,17 +756,17 @@ def load_trainable(model: str | Path | PreTrainedModel, processor: Any = None, *
         ValueError: It cannot be trained.
     """
     if isinstance(model, str | Path):
-        kind, own = model_type(model), None
+        name, kind, revision = str(model), model_type(model), options.get("revision")
         if kind in MODELS:
             model, own = load_model(model)
-        elif kind in ARCHITECTURES and is_embedder(model):
-            model, own = load_embedder(str(model), **options)
+        elif kind in ARCHITECTURES and (preset is not None or is_embedder(name, revision)):
+            model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
         elif kind in ARCHITECTURES:
-            name, token = str(model), options.get("ret_token", "[RET]")
             model = MllmRetrieverModel.from_mllm(name, **options)
-            own = MllmRetrieverProcessor.from_mllm(name, ret_token=None if model.config.readout == "last" else token)
+            token = None if model.config.readout == "last" else options.get("ret_token", "[RET]")
+            own = MllmRetrieverProcessor.from_mllm(name, **limits or {}, ret_token=token, revision=revision)
         else:
-            own = processor or ImageTextProcessor.from_backbones(str(model), str(model))
+            own = processor or ImageTextProcessor.from_backbones(name, name)
             model = ScoreFusionModel.from_clip(model, **options)
         processor = processor or own
     elif model.config.model_type not in MODELS and "vision_config" in model.config.sub_configs:
@@ -796,11 +791,10 @@ def last_checkpoint(folder: str | Path) -> Path:
         FileNotFoundError: There is none.
     """
     complete = [path.parent for path in Path(folder).glob(f"checkpoint-*/{_LAST_FILE}")]
-    steps = {path: path.name.removeprefix("checkpoint-") for path in complete}
-    complete = [path for path, step in steps.items() if step.isdigit()]
-    if not complete:
+    steps = {int(path.name[11:]): path for path in complete if path.name[11:].isdigit()}
+    if not steps:
         raise FileNotFoundError(f"no checkpoint to resume from in {str(folder)!r}; train without --resume")
-    return max(complete, key=lambda path: int(steps[path]))
+    return steps[max(steps)]
 
 
 def _cut(value: Tensor, width: int) -> Tensor:
@@ -810,12 +804,3 @@ def _cut(value: Tensor, width: int) -> Tensor:
     if width > value.shape[-1]:
         raise ValueError(f"matryoshka_dims has {width}, the embeddings have {value.shape[-1]} numbers")
     return value[..., :width]
-
-
-def _text_labels(dataset: Any) -> Tensor | None:
-    """Return a label `(N,)` of each row's text, equal for equal texts; None if rows have no texts or hide them."""
-    if hasattr(dataset, "first_texts"):
-        return dataset.first_texts
-    if not isinstance(dataset, datasets.Dataset) or "text" not in dataset.column_names:
-        return None
-    return integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]

@@ -33,6 +33,8 @@ ATTENDED = ("image", "text", "prompt", "readout")
 CUTOFFS = (1, 5, 10)
 DIRECTIONS = {"image → text": ("image", "text"), "text → image": ("text", "image")}
 KINDS = ("text", "image", "both")
+PARTS = ("operations", "bytes", "seconds")
+"""What costs are compared with those of the whole model."""
 LANGUAGE_LAYERS = r".*language_model\..*_proj"
 """All linear layers of the language model."""
 
@@ -245,14 +247,16 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
     whole, count = next(iter(measured.values())), options.held_out
     scores = {name: hit_rates(each.vectors, options.seed) for name, each in measured.items()}
     agreed = {name: agreement(each, whole) for name, each in measured.items()}
-    last = f"R@{max(k for k in CUTOFFS if k <= count)}"
-    parts = Measured._fields[2:]
-    drawn = {
-        name: agreed[name]
-        | {part: getattr(each, part) / getattr(whole, part) for part in parts}
-        | {"mean": sum(scores[name][f"{direction}, {last}"].value for direction in DIRECTIONS) / len(DIRECTIONS)}
+    costs = {
+        name: {"GFLOP per pair": each.operations / 1e9, "bytes": each.bytes, "ms per item": 1000 * each.seconds}
         for name, each in measured.items()
     }
+    last = f"R@{max(k for k in CUTOFFS if k <= count)}"
+
+    rates = {name: [row[f"{each}, {last}"].value for each in DIRECTIONS] for name, row in scores.items()}
+    drawn = {name: {"mean": sum(rates[name]) / len(DIRECTIONS)} | row for name, row in agreed.items()}
+    for name, each in measured.items():
+        drawn[name] |= {part: getattr(each, part) / getattr(whole, part) for part in PARTS}
 
     def line(kind: str, score: str) -> list[list[float]]:
         ends = (f", {kind}",) if kind == "int8" else (f", {kind}", "whole")
@@ -260,15 +264,9 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
 
     means = {kind: points for kind in ("trained", "untrained", "int8") if (points := line(kind, "mean"))}
     mean = Curve(f"{last}, mean of both directions", means, "layers")
-    alike = {score: line("trained", score) for score in agreed[f"{whole.layers}, whole"]}
-    shares = {part: line("trained", part) for part in parts}
-    if options.int8:
-        shares["bytes, int8"] = line("int8", "bytes")
-    costs = {
-        name: {"GFLOP per pair": each.operations / 1e9, "bytes": each.bytes, "ms per item": 1000 * each.seconds}
-        for name, each in measured.items()
-    }
-    rounded = {name: {score: round(value, 4) for score, value in row.items()} for name, row in agreed.items()}
+    alike = {score: line("trained", score) for score in next(iter(agreed.values()))}
+    shares = {part: line("trained", part) for part in PARTS}
+    shares |= {"bytes, int8": line("int8", "bytes")} if options.int8 else {}
     return Results(
         title="Compression of a multimodal embedder",
         summary=f"Each depth was trained on {trained} pairs with the whole model as its teacher and measured on "
@@ -276,7 +274,7 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
         seed=options.seed,
         config=asdict(options),
         dataset={"pairs for training": trained, "pairs held out": count},
-        tables=[_table("Retrieval", scores), _table("Agreement with the whole model", rounded), _table("Cost", costs)],
+        tables=[_table("Retrieval", scores), _table("Agreement with the whole model", agreed), _table("Cost", costs)],
         curves=[
             mean,
             Curve("Agreement with the whole model", alike, "layers"),
@@ -366,15 +364,11 @@ def analyse_mllm(
     samples = {"text": pairs[0]["text"], "image": pairs[0]["image"], "image + text": pairs[0]}
     operations = {name: depth_operations(model, processor, item) for name, item in samples.items()}
     parameters = depth_parameters(model)
-    counts = {"parameters, M": parameters / 1e6} | {f"{name}, GFLOP": each / 1e9 for name, each in operations.items()}
     shares = {name: each / each[-1] for name, each in ({"parameters": parameters} | operations).items()}
-    cost = {
-        kept: {name: float(each[kept - 1]) for name, each in counts.items()}
-        | {f"{name}, %": round(100 * float(each[kept - 1]), 1) for name, each in shares.items()}
-        for kept in hits
-    }
-    percent = enumerate((100 * attention).round(decimals=1).tolist(), 1)
-    attended = {number: dict(zip(ATTENDED, row, strict=True)) for number, row in percent}
+    columns = {"parameters, M": parameters / 1e6} | {f"{name}, GFLOP": each / 1e9 for name, each in operations.items()}
+    columns |= {f"{name}, %": 100 * each for name, each in shares.items()}
+    lines = dict(zip(ATTENDED, attention.T, strict=True))
+    percent = {name: 100 * line for name, line in lines.items()}
     return Results(
         title=f"{len(hits)} layers of a multimodal language model",
         summary=f"Retrieval within {len(pairs)} pairs from the state after each layer, under the final norm, "
@@ -386,11 +380,11 @@ def analyse_mllm(
         dataset={"pairs": len(pairs), "pairs for attention": min(attention_pairs, len(pairs))},
         tables=[
             _table("Retrieval by layers kept", hits),
-            _table("Cost by layers kept", cost),
-            _table("Attention of the readout token, %", attended, "layer"),
+            _table("Cost by layers kept", _by_layer(columns)),
+            _table("Attention of the readout token, %", _by_layer(percent), "layer"),
         ],
         curves=[
-            _curve("Attention of the readout token", dict(zip(ATTENDED, attention.T, strict=True)), "layer"),
+            _curve("Attention of the readout token", lines, "layer"),
             _curve(f"{shown} by layers kept", rates),
             *chosen[1:],
             _curve("Share of parameters", {"whole model": shares["parameters"]}),
@@ -495,6 +489,12 @@ def depth_operations(model: Any, processor: Any, item: Any) -> Tensor:
         for number in range(len(model.text_model.layers))
     ]
     return torch.tensor(layers).cumsum(0) + counter.get_total_flops() - sum(layers)
+
+
+def _by_layer(columns: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
+    """Return the rows `{layer: {column: value}}` of columns `(layers,)`."""
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return {number: dict(zip(columns, map(float, row), strict=True)) for number, row in enumerate(rows, 1)}
 
 
 def _curve(title: str, series: Mapping[str, Iterable[Any]], x_label: str = "layers kept") -> Curve:

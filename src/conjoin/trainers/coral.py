@@ -270,17 +270,10 @@ class CoralTrainer(QueryCandidateTrainer):
         losses, present = zip(*map(mean_over_rows, values, valid), strict=True)
         return torch.cat(losses), torch.cat(present)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer, with parameter groups of their own for decoders with a rate of their own."""
-        is_given, rate = self.optimizer is not None, self.args.decoder_learning_rate
-        optimizer = super().create_optimizer(model)
-        decoders = {id(parameter) for parameter in self.loss.parameters()}
-        for group in [] if is_given or rate is None else list(optimizer.param_groups):
-            own = [parameter for parameter in group["params"] if id(parameter) in decoders]
-            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in decoders]
-            if own:
-                optimizer.add_param_group({**group, "params": own, "lr": rate})
-        return optimizer
+    def learning_rates(self) -> dict[nn.Module, float]:
+        """Return the rate of the decoders, if they have one of their own."""
+        rate = self.args.decoder_learning_rate
+        return {} if rate is None else {self.loss: rate}
 
 
 class PromptFrame(NamedTuple):

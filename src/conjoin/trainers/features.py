@@ -1,14 +1,13 @@
 """The features of frozen towers, computed once, so that training on a CPU takes minutes instead of hours."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from datasets import Array2D, Array3D, List, Value
-from PIL import Image
 from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainingArguments
 
@@ -22,8 +21,6 @@ from conjoin.trainers.precompute import precompute
 MASKS = ("attention_mask", "special_tokens_mask")
 BATCH_SIZE = 64
 """Images for each forward of a tower."""
-Change = Callable[[Image.Image], Image.Image]
-"""A change of a picture, such as `conjoin.data.ImageAugmentation`."""
 
 
 class CachedFeatures(EpochRows):
@@ -49,9 +46,11 @@ class CachedFeatures(EpochRows):
     ) -> None:
         super().__init__(images, seed)
         self.source, self.first_only = rows, first_only
-        self.images = {name: _column(images, name) for name in images.column_names}
+        self.images, self.texts = (
+            {name: torch.from_numpy(values) for name, values in each.with_format("numpy")[:].items()}
+            for each in (images, texts)
+        )
         self.images["image_features"] = self.images["image_features"].to(dtype)
-        self.texts = {name: _column(texts, name) for name in texts.column_names}
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.choose(index)
@@ -117,16 +116,38 @@ def cache_features(
         nn.Module.to(encoder, args.device)  # the trainer moves it only later
     was_training = encoder.training
     encoder.eval()  # no dropout in what is stored
-    changes = [None, *[ImageAugmentation(0)] * (copies - 1)]  # of one generator, in turn
-    words, text_rows = distinct_texts(rows)
+    texts_of = [
+        [plain_text(row.get("image"), text) for text in (row["text"], row.get("alternative_text")) if text]
+        for row in rows
+    ]
+    words = sorted({text for of_row in texts_of for text in of_row})
+    places = {text: place for place, text in enumerate(words)}
+    text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
     inputs = processor(text=words).to(encoder.device)  # at once, so that all have one length
-    drawn = drawn_images(rows, changes, BATCH_SIZE)
+    augment = ImageAugmentation(0)
+
+    def changed_image(image: Any, name: str) -> Any:
+        return map_images(lambda one: augment(load_image(one, name)), image)
+
+    def drawn() -> Iterator[tuple[int, list[list[Any]], list[str]]]:
+        """Yield the first row of each batch, its images copy by copy, and the names of its rows.
+
+        New augmentations with the same seed give the same images, if all are read in this order.
+        """
+        for start in range(0, len(rows), BATCH_SIZE):
+            chosen = [rows[index] for index in range(start, min(start + BATCH_SIZE, len(rows)))]
+            names = [str(row.get("id", index)) for index, row in enumerate(chosen, start)]
+            named = [(row["image"], name) for row, name in zip(chosen, names, strict=True)]
+            changed = [[changed_image(*pair) for pair in named] for _ in range(copies - 1)]
+            yield start, [[image for image, _ in named], *changed], names
+
+    batches = drawn()
     ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
 
     @torch.inference_mode()
     def of_images(chosen: list[int]) -> dict[str, Any]:
         # those of finished shards are drawn again, for their random numbers
-        images, names = next((images, names) for rows, images, names in drawn if rows.start == chosen[0])
+        images, names = next((images, names) for start, images, names in batches if start == chosen[0])
         features = torch.stack([_image_features(encoder, processor, copy, names, dtype) for copy in images], 1)
         some = slice(chosen[0], chosen[-1] + 1)
         return {"image_features": features.numpy(), "ids": ids[some].tolist(), "text_rows": text_rows[some].numpy()}
@@ -145,63 +166,21 @@ def cache_features(
         "rows": rows_digest(rows),
     }
     masks = {name: List(Value(str(inputs[name].dtype).partition(".")[2]), length=length) for name in MASKS}
-    texts = precompute(
-        range(len(words)),
-        of_texts,
-        folder,
-        key=key | {"part": "texts"},
-        features=datasets.Features({"text_features": Array2D((1 + length, width), "float32"), **masks}),
-        batch_size=BATCH_SIZE,
-        args=args,
-    )
+    kept = partial(precompute, folder=folder, batch_size=BATCH_SIZE, args=args)
+    columns = datasets.Features({"text_features": Array2D((1 + length, width), "float32"), **masks})
+    texts = kept(range(len(words)), of_texts, key=key | {"part": "texts"}, features=columns)
     with torch.inference_mode():
         shape = _image_features(encoder, processor, [rows[0]["image"]], [str(rows[0].get("id", 0))], dtype).shape
-    images = precompute(
-        range(len(rows)),
-        of_images,
-        folder,
-        key=key | {"part": "images"},
-        features=datasets.Features(
-            {
-                "image_features": Array3D((copies, *shape[1:]), "float32"),
-                "ids": Value("int64"),
-                "text_rows": List(Value("int64"), 2),
-            }
-        ),
-        batch_size=BATCH_SIZE,
-        args=args,
+    columns = datasets.Features(
+        {
+            "image_features": Array3D((copies, *shape[1:]), "float32"),
+            "ids": Value("int64"),
+            "text_rows": List(Value("int64"), 2),
+        }
     )
+    images = kept(range(len(rows)), of_images, key=key | {"part": "images"}, features=columns)
     encoder.train(was_training)
     return CachedFeatures(images, texts, rows, dtype, first_only, seed)
-
-
-def drawn_images(
-    rows: Any, copies: Sequence[Change | None], batch_size: int
-) -> Iterator[tuple[range, list[list[Any]], list[str]]]:
-    """Yield batches of images to cache: their rows, the images copy by copy, and the names of the rows.
-
-    New augmentations with the same seeds give the same images, if all are read in this order.
-    """
-    for start in range(0, len(rows), batch_size):
-        chosen = range(start, min(start + batch_size, len(rows)))
-        images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
-        named = list(zip(images, names, strict=True))
-        drawn = [[_changed(change, name, image) for image, name in named] if change else images for change in copies]
-        yield chosen, drawn, names
-
-
-def _changed(change: Change, name: str, image: Any) -> Any:
-    return map_images(lambda single: change(load_image(single, name)), image)
-
-
-def distinct_texts(rows: Any) -> tuple[list[str], Tensor]:
-    """Return the distinct texts, sorted, and the text indices of each row `(N, 2)`, -1 for none."""
-    row_texts = [
-        [plain_text(row.get("image"), t) for t in (row["text"], row.get("alternative_text")) if t] for row in rows
-    ]
-    texts = sorted({text for of_row in row_texts for text in of_row})
-    indices = {text: index for index, text in enumerate(texts)}
-    return texts, torch.tensor([[indices[t] for t in of_row] + [-1] * (2 - len(of_row)) for of_row in row_texts])
 
 
 def _image_features(
@@ -211,16 +190,3 @@ def _image_features(
     batch = processor(images=images, ids=names).to(encoder.device)
     with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
         return encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype).float()
-
-
-def _column(rows: datasets.Dataset, name: str) -> Tensor:
-    """Return a column of arrays of one shape as one tensor `(N, ...)`."""
-    feature, values = rows.features[name], rows.data.column(name)
-    shape = getattr(feature, "shape", None) or ((feature.length,) if isinstance(feature, List) else ())
-    parts = []
-    for chunk in values.chunks:
-        chunk = getattr(chunk, "storage", chunk)
-        while hasattr(chunk, "flatten") and chunk.type.num_fields:
-            chunk = chunk.flatten()
-        parts.append(chunk.to_numpy(zero_copy_only=False))
-    return torch.from_numpy(np.concatenate(parts).reshape(len(rows), *shape))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conjoin.trainers.base import Step
 
 _MASKS = ("attention_mask", "image_view_mask", "text_view_mask")
-_TOKENS = (*_MASKS, "input_ids", "special_tokens_mask", "token_type_ids")
+_TOKENS = {*_MASKS, "input_ids", "special_tokens_mask", "token_type_ids"}
 """The inputs `(N, T)` of a part that have a column for each token, and those of them that say which exist."""
 
 
@@ -119,10 +119,10 @@ def cached_backward(
     replays, parts = [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
-            replays.append(Replay(device))
-            with step.replaying(replays[-1]):
-                parts.append(step.embed(**chunk.inputs))
-    end_state = RandomState(device)
+            step.replay = Replay(device)
+            replays.append(step.replay)
+            parts.append(step.embed(**chunk.inputs))
+    step.replay, end_state = None, RandomState(device)
     orders = _orders(chunks[:count], parts)
     leaves = {
         name: torch.cat([part[name] for part in parts[:count] if name in part])[order.argsort().to(device)]
@@ -136,7 +136,8 @@ def cached_backward(
     replayed = dict.fromkeys(leaves, 0)
     for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True), start=1):
         replay.start.restore()
-        with autocast(), step.replaying(replay):
+        step.replay = replay
+        with autocast():
             embeddings = step.embed(**chunk.inputs)
         kept: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -148,6 +149,7 @@ def cached_backward(
                 row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
                 gradients.append(row_gradient if number <= count else torch.zeros_like(rows))
         chunk_backward(kept, gradients, number == len(chunks))
+    step.replay = None
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
 
@@ -188,54 +190,35 @@ def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0)
         raise ValueError(f"cannot cut a batch with the parts {sorted(parts)} into chunks of {chunk_size} rows")
     start = 0
     for name, part in parts.items():
-        sizes = dict(_row_counts(part))
-        if len(set(sizes.values())) != 1:
+        sizes = sorted({len(value) for value in _tensors(part)})
+        if len(sizes) != 1:
             raise ValueError(f"cannot cut the part {name!r} with {sizes} rows into chunks of {chunk_size}")
-        count = next(iter(sizes.values()))
-        mask = _token_mask(part) if chunk_tokens else None
-        for rows in _chunk_rows(count, chunk_size or count, chunk_tokens, mask):
-            chosen = rows if mask is None else rows.to(mask.device)
-            inputs = _rows(part, chosen if mask is not None else slice(int(rows[0]), int(rows[-1]) + 1))
-            if mask is not None:
-                inputs = _without_padding(inputs, mask[chosen])
+        order, most = torch.arange(sizes[0]), chunk_size or sizes[0]
+        masks = [part[mask].bool() for mask in _MASKS if mask in part] if chunk_tokens else []
+        if not masks:
+            for rows in order.split(most):
+                yield Chunk({name: _rows(part, slice(int(rows[0]), int(rows[-1]) + 1))}, rows + start)
+        else:
+            tokens = torch.stack(masks).any(dim=0)  # of any view
+            widths = tokens.sum(dim=1).cpu()
+            order = widths.argsort(descending=True, stable=True)
+        while masks and len(order):
+            count = min(most, max(1, chunk_tokens // max(1, int(widths[order[0]]))))
+            rows, order = order[:count], order[count:]
+            inputs, used = _rows(part, rows.to(tokens.device)), tokens[rows.to(tokens.device)].any(dim=0)
+            columns = used.nonzero().flatten().tolist() or [0]
+            for key in _TOKENS & inputs.keys():
+                inputs[key] = inputs[key][:, columns[0] : columns[-1] + 1]
             yield Chunk({name: inputs}, rows + start)
-        start += count
+        start += sizes[0]
 
 
-def _token_mask(part: Mapping[str, Any]) -> Tensor | None:
-    """Return which tokens `(N, T)` of a part exist, in any view; None if it has no tokens."""
-    masks = [part[name].bool() for name in _MASKS if name in part]
-    return torch.stack(masks).any(dim=0) if masks else None
-
-
-def _chunk_rows(count: int, chunk_size: int, chunk_tokens: int, mask: Tensor | None) -> Iterator[Tensor]:
-    """Choose the rows `(n,)` of each chunk of a part with `count` rows and tokens `(N, T)`."""
-    if mask is None:
-        yield from torch.arange(count).split(chunk_size)
-        return
-    widths = mask.sum(dim=1).cpu()
-    order = widths.argsort(descending=True, stable=True)
-    start = 0
-    while start < count:
-        longest = max(1, int(widths[order[start]]))
-        size = min(chunk_size, max(1, chunk_tokens // longest))
-        yield order[start : start + size]
-        start += size
-
-
-def _without_padding(inputs: dict[str, Any], mask: Tensor) -> dict[str, Any]:
-    """Drop the columns of tokens before the first and behind the last one of all rows."""
-    used = mask.any(dim=0).nonzero().flatten().tolist() or [0]
-    columns = slice(used[0], used[-1] + 1)
-    return inputs | {name: inputs[name][:, columns] for name in _TOKENS if name in inputs}
-
-
-def _row_counts(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    for name, value in part.items():
+def _tensors(part: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in part.values():
         if isinstance(value, Mapping):
-            yield from _row_counts(value, f"{prefix}{name}.")
+            yield from _tensors(value)
         elif isinstance(value, Tensor):
-            yield prefix + name, len(value)
+            yield value
 
 
 def _rows(value: Any, chosen: slice | Tensor) -> Any:

@@ -197,13 +197,11 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
             "for the checkpoint of a training run give its recipe, --recipe"
         )
     named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if base is None and named is not None and not Path(named).is_dir():
+    if base is None and not (named and Path(named).is_dir()):
         raise ValueError(
             f"the adapters in {str(folder)!r} are for {named!r}, no folder here: give the base, --base {named}"
         )
     base = base or named
-    if base is None:
-        raise ValueError(f"the adapters in {str(folder)!r} do not name the model that they adapt; give the base")
     model, processor = load_model(base)
     try:
         adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
@@ -211,19 +209,17 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
     except (RuntimeError, ValueError) as error:  # wrong sizes or missing layers
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(f"the adapters in {str(folder)!r} are not for {base!r}: {reason}") from error
-    refuse_other_weights(
-        folder, base, [name for name in report.missing_keys if "lora_" in name], report.unexpected_keys
-    )
+    missing = [name for name in report.missing_keys if "lora_" in name]
+    refuse_other_weights(folder, base, [*missing, *report.unexpected_keys])
     return adapted.merge_and_unload(), processor
 
 
-def refuse_other_weights(folder: str | Path, base: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Raise a ValueError if weights of a folder do not fit a model."""
-    missing, unexpected = sorted(missing), sorted(unexpected)
-    if missing or unexpected:
+def refuse_other_weights(folder: str | Path, base: str, names: Iterable[str]) -> None:
+    """Raise a ValueError if there are names of weights of a folder that do not fit a model."""
+    if names := sorted(names):
         raise ValueError(
-            f"the weights in {str(folder)!r} do not fit {base!r}: {len(missing)} weights are missing or of another "
-            f"shape and {len(unexpected)} are left over, such as {[*missing, *unexpected][0]!r}"
+            f"the weights in {str(folder)!r} do not fit {base!r}: {len(names)} are missing, left over or of another "
+            f"shape, such as {names[0]!r}"
         )
 
 

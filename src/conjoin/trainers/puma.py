@@ -181,11 +181,9 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         return partial(_collate_states, super().make_collator(processor))
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the raw embeddings of the given parts, and the teacher's states `teacher_queries` ..."""
-        parts = {name: dict(part) for name, part in inputs.items() if isinstance(part, Mapping)}
-        states = {f"teacher_{p}": part.pop("teacher_states") for p, part in parts.items() if "teacher_states" in part}
-        taught = {part: parts.pop(part) for part in TAUGHT if part in parts and self.teacher is not None}
-        states |= super().embed(model, parts)
+        """Return the raw embeddings of the given parts, and `teacher_queries` ... by a teacher that runs."""
+        taught = {part: inputs[part] for part in TAUGHT if part in inputs and self.teacher is not None}
+        states = super().embed(model, {name: part for name, part in inputs.items() if name not in taught})
         for part, items in taught.items():
             if self.args.teacher == "shared":
                 states[part], states[f"teacher_{part}"] = self._go_deeper(model, items)
@@ -233,7 +231,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         logged = zip(("contrastive_weight", "distill_weight"), weights, strict=True)
         terms = {name: torch.tensor(weight, device=queries.device) for name, weight in logged}
         if self.args.distill_weight:
-            first, second = ((embeddings[part], embeddings[f"teacher_{part}"]) for part in TAUGHT)
+            known = inputs | embeddings
+            first, second = ((known[part], known[f"teacher_{part}"]) for part in TAUGHT)
             distance = self_distillation(*first, *second, self.args.kind, temperature=self.args.temperature)
             terms["distillation_loss"] = weights[1] * self.args.distill_scale * distance
         return terms
@@ -319,8 +318,6 @@ class PumaStage2Trainer(QueryCandidateTrainer):
 
 
 def _collate_states(collator: Callable[[Any], dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a batch with the `teacher_states` `(N, D)` of its queries and positives, if the rows have them."""
-    batch = collator(rows)
-    for part in TAUGHT if "teacher" in rows[0] else ():
-        batch[part] = {**batch[part], "teacher_states": torch.stack([row["teacher"][part] for row in rows])}
-    return batch
+    """Return a batch with the teacher's states `teacher_queries` `(N, D)` ... where rows have them."""
+    parts = TAUGHT if "teacher" in rows[0] else ()
+    return collator(rows) | {f"teacher_{part}": torch.stack([row["teacher"][part] for row in rows]) for part in parts}

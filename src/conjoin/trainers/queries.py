@@ -1,6 +1,7 @@
 """What the trainers on queries and candidates share: their rows, one forward over both, negatives from all devices."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,12 +26,13 @@ from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.losses import info_nce
 from conjoin.losses.gather import gather_with_gradient, is_distributed
 from conjoin.storage import stable_id
-from conjoin.trainers.base import Embedded, RetrievalConfig, RetrievalTrainer
+from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 
 PARTS = ("queries", "positives", "negatives")
 """The parts of a batch; each part is the processor's output for some items."""
 SENTENCE_COLUMNS = {"anchor": "query", "sentence1": "query", "sentence2": "positive"}
 """Names of columns in the data sets of sentence-transformers; `negative`, `negative_1` ... become `negatives`."""
+NEGATIVE = r"negative(_\d+)?"
 
 
 @dataclass
@@ -110,7 +112,15 @@ class QueryCandidateTrainer(RetrievalTrainer):
     def rename_columns(self, rows: Any) -> Any:
         """Return rows with the names of columns that this trainer reads."""
         if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
-            rows = _rename_sentence_columns(rows)
+            names = rows.column_names or []
+            known = {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
+            rows, several = rows.rename_columns(known), [name for name in names if re.fullmatch(NEGATIVE, name)]
+            several.sort(key=lambda name: int(name.partition("_")[2] or 0))
+            if several and "negatives" not in names:
+                rows = rows.map(
+                    lambda row: {"negatives": [row[name] for name in several if row[name] is not None]},
+                    remove_columns=several,
+                )
         return super().rename_columns(rows)
 
     def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
@@ -142,12 +152,11 @@ class QueryCandidateTrainer(RetrievalTrainer):
         )
         return self.accelerator.prepare(loader)
 
-    def _embed_dataset(self, dataset: Any) -> Embedded:
+    def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:
         return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
 
-    def _rank(self, embedded: Embedded, dataset: Any) -> dict[str, Tensor]:
+    def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
         """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
-        embeddings, labels = embedded
         row_labels = labels.tolist()
         first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
         candidates = {label: index for index, label in enumerate(first)}
@@ -194,21 +203,3 @@ def _gather(values: Tensor, counts: list[int]) -> Tensor:
     padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
     parts = gather_with_gradient(padded).split(longest)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-
-def _rename_sentence_columns(rows: Any) -> Any:
-    """Give the columns of sentence-transformers the names of this package; several negatives become one list."""
-    names = rows.column_names or []
-    rows = rows.rename_columns(
-        {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
-    )
-    negatives = sorted((name for name in names if re.fullmatch(r"negative(_\d+)?", name)), key=_number)
-    if not negatives or "negatives" in names:
-        return rows
-    return rows.map(
-        lambda row: {"negatives": [row[name] for name in negatives if row[name] is not None]}, remove_columns=negatives
-    )
-
-
-def _number(name: str) -> int:
-    return int(name.partition("_")[2] or 0)

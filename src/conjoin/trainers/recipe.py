@@ -28,12 +28,11 @@ from conjoin.data import (
     load_training_pairs,
     sample_image_processor,
 )
-from conjoin.hub import check_model, is_embedder, load_embedder
-from conjoin.hub.load import MODELS, model_type
+from conjoin.hub import check_model
+from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import check_processor_type
 from conjoin.processing.sentence_files import SentenceFilesMixin
 from conjoin.structure import SYNONYMS, parse_yaml
@@ -131,7 +130,12 @@ class ModelArguments:
                     sample = os.path.relpath(recipe_folder() / "gcl/sample.yaml")
                     hint = f"a recipe that downloads nothing is {sample!r}"
                     raise FileNotFoundError(f"{key}: {error}; {hint}") from error
-        model, processor = self._named() if self.model_name_or_path is not None else self._composed()
+        if self.model_name_or_path is not None:
+            limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
+            options = _mapping(self.model_init_kwargs)
+            model, processor = load_trainable(self.model_name_or_path, None, self.preset, limits, **options)
+        else:
+            model, processor = self._composed()
         if self.input_type is not None:
             processor.input_type = check_processor_type(self.input_type)
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
@@ -142,7 +146,8 @@ class ModelArguments:
             model.ret_embedding.requires_grad_(model.config.train_ret_token)
             if model.config.train_ret_token:
                 model.get_input_embeddings().requires_grad_(False)
-        for name in [*(() if isinstance(model, MllmRetrieverModel) else self._towers()), *self.freeze]:
+        towers = ("vision_model", "text_model") if self.freeze_towers and not hasattr(model, "ret_embedding") else ()
+        for name in (*towers, *self.freeze):
             try:
                 model.get_submodule(name).requires_grad_(False)
             except AttributeError as error:
@@ -169,23 +174,6 @@ class ModelArguments:
             target_modules=targets[0] if len(targets) == 1 else targets,  # as TRL reads it
             modules_to_save=self.lora_modules_to_save or None,
         )
-
-    def _towers(self) -> tuple[str, ...]:
-        return ("vision_model", "text_model") if self.freeze_towers else ()
-
-    def _named(self) -> tuple[Any, Any]:
-        """The model of `model_name_or_path`."""
-        name, options = str(self.model_name_or_path), _mapping(self.model_init_kwargs)
-        limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
-        kind = model_type(name)
-        if kind not in ARCHITECTURES or kind in MODELS:
-            return load_trainable(name, **options)
-        if self.preset is not None or is_embedder(name, options.get("revision")):
-            return load_embedder(name, preset=self.preset, processor=limits, **options)
-        model = MllmRetrieverModel.from_mllm(name, **options)
-        token = None if model.config.readout == "last" else options.get("ret_token", "[RET]")
-        processor = MllmRetrieverProcessor.from_mllm(name, **limits, ret_token=token, revision=options.get("revision"))
-        return model, processor
 
     def _composed(self) -> tuple[Any, Any]:
         """A new model around two towers."""
@@ -256,18 +244,15 @@ class DataArguments:
     def __post_init__(self) -> None:
         self.columns = _parsed(self.columns, "columns")
         self.dataset_mixture = _parsed(self.dataset_mixture, "dataset_mixture")
-        formats = ("pairs", "queries", *QUERY_FORMATS)
-        if self.dataset_format not in formats:
-            raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(formats)}")
+        options = {"pairs": {"columns", "dataset_streaming", "on_error"}}
+        options["queries"] = {"columns", "hard_negatives", "instruction"}
+        options |= {name: {"hard_negatives", *each.options} for name, each in QUERY_FORMATS.items()}
+        if self.dataset_format not in options:
+            raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(options)}")
         if self.shuffle_window < 1:
             raise ValueError(f"shuffle_window={self.shuffle_window} must be at least 1")
-        allowed = {"pairs": ("columns", "dataset_streaming", "on_error")}
-        allowed["queries"] = ("columns", "hard_negatives", "instruction")
-        options = QUERY_FORMATS[self.dataset_format].options if self.dataset_format in QUERY_FORMATS else ()
-        mine = {*allowed.get(self.dataset_format, ("hard_negatives", *options))}
-        every = {name for names in allowed.values() for name in names} | {"datasets", "instructions", "ood"}
         defaults = {each.name: each.default for each in fields(self)} | {"datasets": []}
-        for name in sorted(every - mine):
+        for name in sorted(set().union(*options.values()) - options[self.dataset_format]):
             if vars(self)[name] not in (defaults[name], None, {}):
                 raise ValueError(f"{name}={vars(self)[name]!r} has no effect on rows of format {self.dataset_format}")
 
@@ -290,18 +275,13 @@ class DataArguments:
                     f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
                     "Name the evaluation rows by dataset_test_name"
                 )
-            benchmark = self.has_queries and self.dataset_format in QUERY_FORMATS and self._format.benchmark
-            if benchmark:
+            if benchmark := getattr(QUERY_FORMATS.get(self.dataset_format), "benchmark", None):
                 raise ValueError(
                     f"rows of format {self.dataset_format} are evaluated after training, by `conjoin evaluate "
                     f"--benchmark {benchmark}`; remove dataset_test_name and dataset_test_split"
                 )
-            evaluation = self._rows(
-                {
-                    "path": self.dataset_test_name or self.dataset_name,
-                    "split": self.dataset_test_split or self.dataset_train_split,
-                }
-            )
+            split = self.dataset_test_split or self.dataset_train_split
+            evaluation = self._rows({"path": self.dataset_test_name or self.dataset_name, "split": split})
         sources: Any = self.dataset_mixture or [{"path": self.dataset_name, "split": self.dataset_train_split}]
         weights = [float(source.get("weight", 1.0)) for source in sources]
         if not self.has_queries and self.dataset_streaming:
@@ -318,10 +298,6 @@ class DataArguments:
         if self.dataset_mixture and self.dataset_format == "queries":
             return QueryMix([self._rows(source) for source in sources], weights), evaluation
         return self._rows(sources[0], on_error=self.on_error), evaluation
-
-    @property
-    def _format(self) -> Any:
-        return QUERY_FORMATS[self.dataset_format]
 
     def _rows(self, source: Mapping[str, Any], streaming: bool = False, on_error: str = "raise") -> Any:
         """Load the rows of one source."""
@@ -344,8 +320,9 @@ class DataArguments:
             )
         if self.has_queries:
             values = vars(self) | {"columns": columns, "datasets": tuple(self.datasets)}
-            options = {name: values[name] for name in self._format.options}
-            return self._format.load(path, split=split, hard_negatives=self.hard_negatives, **options)
+            kind = QUERY_FORMATS[self.dataset_format]
+            options = {name: values[name] for name in kind.options}
+            return kind.load(path, split=split, hard_negatives=self.hard_negatives, **options)
         unknown = sorted(columns.keys() - {*PAIR_ROLES})
         if unknown:
             raise ValueError(f"columns: unknown roles {unknown}; expected some of {', '.join(PAIR_ROLES)}")
@@ -368,11 +345,6 @@ class Recipe(NamedTuple):
     data: DataArguments
     training: Any
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """All fields of model and data, as they stand in `recipe.json`."""
-        return {"trainer": self.trainer} | asdict(self.model) | asdict(self.data)
-
 
 def recipe_folder() -> Path:
     """Return the recipe folder: next to the sources, or inside the installed package."""
@@ -393,11 +365,7 @@ def parse_recipe(config_class: type[Any], argv: Sequence[str] | None = None) -> 
         ValueError: As `load_recipe`; or the recipe is for another trainer.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    path = None
-    if "--config" in words:
-        place = words.index("--config")
-        path = words[place + 1]
-        del words[place : place + 2]
+    path = _take(words, "--config")
     trainer = next(key for key, (_, prefix) in TRAINERS.items() if f"{prefix}Config" == config_class.__name__)
     recipe = load_recipe(path, words, trainer)
     return recipe.model, recipe.data, recipe.training
@@ -419,17 +387,17 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     values: dict[str, Any] = {}
     if path is not None:
         if not Path(path).is_file():
-            raise FileNotFoundError(f"no recipe at {str(path)!r}{_others(Path(path))}")
+            folder = Path(os.path.relpath(recipe_folder()))
+            packaged = [recipe for recipe in folder.glob("*/*.yaml") if recipe.parent.name != "accelerate"]
+            recipes = sorted({*map(str, packaged), *map(str, Path(path).parent.glob("[!.]*.yaml"))})
+            near = "".join(f"did you mean {each!r}? " for each in difflib.get_close_matches(str(path), recipes, n=1))
+            raise FileNotFoundError(f"no recipe at {str(path)!r}; {near}recipes: {', '.join(recipes)}")
         values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: a recipe is a mapping of keys to values, got {type(values).__name__}")
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    name = values.pop("trainer", None)
-    if "--trainer" in words:
-        place = words.index("--trainer")
-        name = words[place + 1] if place + 1 < len(words) else None
-        del words[place : place + 2]
-    name = name or trainer
+    named = values.pop("trainer", None)
+    name = _take(words, "--trainer") or named or trainer
     if name not in TRAINERS:
         raise ValueError(f"{path}: trainer={name!r}; expected one of {', '.join(TRAINERS)}")
     if trainer is not None and name != trainer:
@@ -437,9 +405,8 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     module, prefix = TRAINERS[name]
     config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
     model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, str(path))
-    recipe = Recipe(name, model, data, training)
-    training.recipe = recipe.values
-    return recipe
+    training.recipe = {"trainer": name} | asdict(model) | asdict(data)
+    return Recipe(name, model, data, training)
 
 
 def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], where: str) -> tuple[Any, ...]:
@@ -496,6 +463,16 @@ class _Parser(HfArgumentParser):
         raise ValueError(re.sub(r"^argument (--\w+)[^:]*:", r"\1:", message))
 
 
+def _take(words: list[str], flag: str) -> str | None:
+    """Remove a flag and its value from words, and return the value."""
+    if flag not in words[:-1]:
+        return None
+    place = words.index(flag)
+    value = words[place + 1]
+    del words[place : place + 2]
+    return value
+
+
 def describe_keys(path: str | Path) -> str:
     """Return the help of every key of a recipe."""
     recipe = load_recipe(path)
@@ -519,13 +496,3 @@ def _parsed(value: Any, key: str) -> Any:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return dict(value or {})
-
-
-def _others(path: Path) -> str:
-    """Suggest the recipe that a missing one is like, and list the recipes of this package and of its folder."""
-    folder = Path(os.path.relpath(recipe_folder()))
-    packaged = [recipe for recipe in folder.glob("*/*.yaml") if recipe.parent.name != "accelerate"]
-    recipes = sorted({*map(str, packaged), *map(str, path.parent.glob("[!.]*.yaml"))})
-    near = difflib.get_close_matches(str(path), recipes, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"; {hint}recipes: {', '.join(recipes)}"

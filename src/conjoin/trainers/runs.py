@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 import datasets
 import torch
@@ -28,6 +30,7 @@ from transformers import (
 import conjoin
 from conjoin.data import SkippedFile, without_problems
 from conjoin.data.row_checks import remove_skipped
+from conjoin.losses.gather import is_distributed
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import lock_folder, make_folder, remove_temporary, write_text
 from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer, last_checkpoint
@@ -99,10 +102,8 @@ def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel
         for name, tensor in load_file(path).items()
         if name.startswith("encoder.")
     }
-    expected = model.state_dict()
-    differing = {name for name in expected.keys() & stored.keys() if expected[name].shape != stored[name].shape}
-    missing = (expected.keys() - stored.keys()) | differing
-    refuse_other_weights(folder, "the recipe's model", missing, (stored.keys() - expected.keys()) | differing)
+    found, expected = ({(name, value.shape) for name, value in each.items()} for each in (stored, model.state_dict()))
+    refuse_other_weights(folder, "the recipe's model", {name for name, _ in found ^ expected})
     model.load_state_dict(stored, strict=False)  # skips the scales of 4-bit layers, which are not reloaded
     return merge_lora(model), processor
 
@@ -121,19 +122,19 @@ def run(trainer: RetrievalTrainer) -> None:
     """
     args = trainer.args
     folder = Path(str(args.output_dir))
-    lock = None
-    try:
+    with ExitStack() as stack:
         with args.main_process_first(local=False, desc="opening the output folder"):
             if args.should_save:
                 make_folder(folder)
-                lock = lock_folder(folder)
+                stack.callback(lock_folder(folder).release)
                 remove_temporary(folder)
                 check_folder(folder, args)
                 if not args.resume_from_checkpoint:
                     for path in folder.glob("checkpoint-*"):
                         shutil.rmtree(path)
-        with Interruption() as interruption:
-            trainer.add_callback(interruption)
+        interruption = Interruption()
+        trainer.add_callback(interruption)
+        with interruption.handling_signals():
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
         if args.should_save:
@@ -141,9 +142,6 @@ def run(trainer: RetrievalTrainer) -> None:
             write_text(folder / "recipe.json", json.dumps(_record(trainer), indent=2) + "\n")
         if args.push_to_hub:
             trainer.push_to_hub()
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def check_folder(folder: Path, args: RetrievalConfig) -> None:
@@ -194,7 +192,7 @@ def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
 
 
 class Interruption(TrainerCallback):
-    """Ends a run at the next step after SIGINT or SIGTERM, with a checkpoint; a context manager and a callback.
+    """Ends a run at the next step after SIGINT or SIGTERM, with a checkpoint.
 
     The processes of a run agree on the step. A second SIGINT stops at once. In a thread other than the main one,
     signals cannot be handled and keep their meaning.
@@ -206,18 +204,17 @@ class Interruption(TrainerCallback):
     def __init__(self) -> None:
         self._requested = self._stopping = False
         self._process = os.getpid()
-        self._former: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._former = {number: signal.signal(number, self._request) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Take the signals of this process."""
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        former = {number: signal.signal(number, self._request) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a worker of the data loader, which inherits the handlers
@@ -233,30 +230,24 @@ class Interruption(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save within an epoch; at its last step wait for the epoch's evaluation, which no resumed run repeats."""
-        self._stop(args, state, control, now=not float(state.epoch or 0).is_integer())
+        if not float(state.epoch or 0).is_integer():
+            self.on_epoch_end(args, state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save at the end of an epoch."""
-        self._stop(args, state, control, now=True)
+        """Save, if a signal reached any process."""
+        requested = torch.tensor(float(self._requested))
+        if is_distributed():
+            requested = requested.to(args.device)
+            dist.all_reduce(requested, dist.ReduceOp.MAX)
+        if requested and state.global_step < state.max_steps:
+            self._stopping = control.should_log = control.should_save = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """End the run after the checkpoint that `_stop` asked for."""
+        """End the run after the checkpoint that a signal asked for."""
         if self._stopping:
             raise KeyboardInterrupt(
                 f"stopped after step {state.global_step} of {state.max_steps}; checkpoint-{state.global_step} in "
                 f"{str(args.output_dir)!r} is complete: run the same with --resume to continue"
             )
-
-    def _stop(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, now: bool) -> None:
-        if self._agree(args) and now and state.global_step < state.max_steps:
-            self._stopping = control.should_log = control.should_save = True
-
-    def _agree(self, args: TrainingArguments) -> bool:
-        """Whether a signal reached any process."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            requested = torch.tensor(float(self._requested), device=args.device)
-            dist.all_reduce(requested, dist.ReduceOp.MAX)
-            return bool(requested.item())
-        return self._requested

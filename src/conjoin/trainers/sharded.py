@@ -123,13 +123,13 @@ class Sharding(TrainerCallback):
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """Gather the weights of encoder and loss on the main process; None if they are not sharded.
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of encoder and loss; sharded ones are gathered on the main process.
 
         All processes must call this. On the others the result is incomplete.
         """
         if not self.is_sharded:
-            return None
+            return self.step.state_dict()
         model: nn.Module = self.step
         if self.deepspeed:
             model = self.accelerator.deepspeed_engine_wrapped.engine
@@ -137,9 +137,11 @@ class Sharding(TrainerCallback):
         return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
 
     def encoder_weights(self) -> dict[str, Tensor] | None:
-        """Gather the weights of the encoder as `weights` does, with its LoRA adapters merged."""
+        """Gather the weights of the encoder, with its LoRA adapters merged; None if they are not sharded."""
+        if not self.is_sharded:
+            return None
         state = self.weights()
-        if state is None or not self.accelerator.is_main_process:
+        if not self.accelerator.is_main_process:
             return state
         weights = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
         return merge_lora_weights(self.step.encoder, weights)

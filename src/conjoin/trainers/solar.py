@@ -130,16 +130,10 @@ class SolarTrainer(RetrievalTrainer):
         parts: dict[str, nn.Module] = {"heads": ProjectionHeads(model.config.hidden_size)} if heads else {}
         return parts | ({"gcl": GclLoss(args.temperature, args.learn_temperature)} if args.gcl_weight else {})
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Give learned temperatures their own learning rate."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        named, rate = self.model.named_parameters(), self.args.temperature_learning_rate
-        own = [value for name, value in named if name.endswith(".log_value") and value.requires_grad]
-        if rate is not None and own:
-            for group in optimizer.param_groups:
-                group["params"] = [value for value in group["params"] if all(value is not each for each in own)]
-            optimizer.add_param_group({"params": own, "lr": rate, "weight_decay": 0.0})
-        return optimizer
+    def learning_rates(self) -> dict[nn.Module, float]:
+        """Return the rate of learned temperatures, if they have one of their own."""
+        rate = self.args.temperature_learning_rate
+        return {} if rate is None else {each: rate for each in self.model.modules() if isinstance(each, Temperature)}
 
     def freeze_dropout(self, model: Any) -> None:
         """Put frozen towers into evaluation mode."""
