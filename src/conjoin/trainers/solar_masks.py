@@ -52,7 +52,7 @@ def pair_tokens(output: JointEncoderOutput) -> PairTokens:
     for name, mask in (("image", output.image_token_mask), ("text", output.text_token_mask)):
         if mask is None or not mask.any(1).all():
             lacking = "all" if mask is None else (~mask.any(1)).nonzero().flatten().tolist()[:5]
-            raise ValueError(f"SOLAR trains on image-text pairs; rows without {name} tokens: {lacking}")
+            raise ValueError(f"expected image-text pairs; rows without {name} tokens: {lacking}")
     tokens = (output.image_tokens, output.text_tokens, output.image_token_mask, output.text_token_mask)
     return PairTokens(*cast("tuple[Tensor, Tensor, Tensor, Tensor]", tokens))
 
