@@ -291,6 +291,8 @@ def test_windows_cost_nothing_before_the_masks_start(tiny_checkpoints, tmp_path,
     [
         (SolarStage1Config, {"scores": "words"}, "scores='words'; expected one of"),
         (SolarStage1Config, {"mask_share": 0.0}, "mask_share=0.0 must lie"),
+        (SolarStage1Config, {"mask_schedule": "step"}, "mask_schedule='step'; expected one of"),
+        (SolarStage1Config, {"mask_start_ratio": 0.6}, "mask_start_ratio=0.6, mask_warmup_ratio=0.5: expected 0 <="),
         (SolarStage1Config, {"gla_weight": -1.0}, "gla_weight=-1.0 must not be negative"),
         (SolarStage1Config, {"vision_teacher": "x"}, "set both of vision_teacher and text_teacher"),
         (SolarStage2Config, {"scores": "windows", "reduce_scores_across_devices": True}, 'got scores="windows"'),
