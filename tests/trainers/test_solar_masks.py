@@ -243,6 +243,8 @@ def test_degenerate_images():
     assert segment_patches(torch.rand(3, 1, 4)).tolist() == [[0]] * 3
     assert segment_patches(torch.rand(0, 5, 4)).shape == (0, 5)
     assert_same_partition(segment_patches(torch.tensor([[[1.0, 0], [1, 0]]]))[0], torch.zeros(2))
+    with pytest.raises(ValueError, match="must contain only finite values"):
+        segment_patches(torch.full((1, 4, 3), float("nan")))
 
 
 def test_no_gradient_and_no_effect_of_autocast():
@@ -340,16 +342,3 @@ def test_separation_is_the_chance_that_a_positive_score_is_higher():
     found = separation(LocalScores(high[None], *populations))
     assert found.item() == pytest.approx((high[:, None] > low).float().mean().item(), abs=0.01)
     assert separation(LocalScores(high[None], populations[0], populations[0])).item() == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (segment_patches, (torch.full((1, 4, 3), float("nan")),), "must contain only finite values"),
-        (window_scores, (mean_of_tokens, pair(torch.ones(1, 5, 2), torch.ones(1, 1, 2), torch.ones(1, 1).bool())),
-         "square grid of patches, got 5"),
-    ],
-)  # fmt: skip
-def test_errors_name_what_is_wrong(function, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        function(*arguments)

@@ -5,11 +5,11 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 import datasets
 import torch
@@ -141,6 +141,12 @@ class RetrievalConfig(TrainingArguments):
         for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
+        for each in fields(self):
+            value: Any = vars(self).get(each.name)
+            if get_origin(each.type) is Literal and value not in get_args(each.type):
+                raise ValueError(f"{each.name}={value!r}; expected one of {get_args(each.type)}")
+            if each.name.endswith("_weight") and value < 0:
+                raise ValueError(f"{each.name}={value} must not be negative")
         self.matryoshka_dims = dims = list(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
@@ -572,6 +578,23 @@ class RetrievalTrainer(Trainer):
     def _loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Drop the ids unless `mask_false_negatives` is set."""
         return {name: value for name, value in inputs.items() if name != "ids" or self.args.mask_false_negatives}
+
+    def own_rate(self) -> tuple[Iterable[nn.Parameter], float | None]:
+        """Return parameters that learn at a rate of their own, and this rate; None for `learning_rate`."""
+        return (), None
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer, unless one was given, with further parameter groups for `own_rate`."""
+        is_given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        parameters, rate = self.own_rate()
+        chosen = {id(parameter) for parameter in parameters}
+        for group in [] if is_given or rate is None else list(optimizer.param_groups):
+            own = [parameter for parameter in group["params"] if id(parameter) in chosen]
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+            if own:
+                optimizer.add_param_group({**group, "params": own, "lr": rate})
+        return optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the matrices only: no decay for biases, norms, the CLS token or a learned temperature."""

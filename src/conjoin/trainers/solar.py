@@ -2,10 +2,10 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal
 
 import datasets
 import torch
@@ -83,12 +83,6 @@ class SolarConfig(TemperatureConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for each in fields(self):
-            value: Any = vars(self).get(each.name)
-            if get_origin(each.type) is Literal and value not in get_args(each.type):
-                raise ValueError(f"{each.name}={value!r}; expected one of {get_args(each.type)}")
-            if each.name.endswith("_weight") and value < 0:
-                raise ValueError(f"{each.name}={value} must not be negative")
         if self.scores == "windows" and self.reduce_scores_across_devices:
             raise ValueError('reduce_scores_across_devices=True needs scores="global", got scores="windows"')
 
@@ -136,16 +130,10 @@ class SolarTrainer(RetrievalTrainer):
             loss["gcl"] = GclLoss(args.temperature, args.learn_temperature)
         return loss
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Give learned temperatures their own learning rate."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        named, rate = self.model.named_parameters(), self.args.temperature_learning_rate
-        own = [value for name, value in named if name.endswith(".log_value") and value.requires_grad]
-        if rate is not None and own:
-            for group in optimizer.param_groups:
-                group["params"] = [value for value in group["params"] if all(value is not each for each in own)]
-            optimizer.add_param_group({"params": own, "lr": rate, "weight_decay": 0.0})
-        return optimizer
+    def own_rate(self) -> tuple[Iterable[nn.Parameter], float | None]:
+        """Return learned temperatures and `temperature_learning_rate`."""
+        named = self.model.named_parameters()
+        return [value for name, value in named if name.endswith(".log_value")], self.args.temperature_learning_rate
 
     def freeze_dropout(self, model: Any) -> None:
         """Put frozen towers into evaluation mode."""
@@ -157,7 +145,7 @@ class SolarTrainer(RetrievalTrainer):
         return self.loss["heads"](image, text) if "heads" in self.loss else {"image": image, "text": text}
 
     def pair_views(self, views: Sequence[Tensor], fused: Tensor | None) -> dict[str, Tensor]:
-        """Return what `pair_terms` reads of the embeddings `(N, d)` of both views and of the whole pair."""
+        """Return what `loss_terms` reads of the embeddings `(N, d)` of both views and of the whole pair."""
         embeddings: dict[str, Any] = self.project(*views) if self.args.itc_weight else {}
         return embeddings | (dict(zip(GCL_VIEWS, (*views, fused), strict=True)) if self.args.gcl_weight else {})
 
@@ -166,8 +154,9 @@ class SolarTrainer(RetrievalTrainer):
         pairs, _ = split_teacher(inputs["pairs"])
         return self.project(*model(**pairs, views=self.views).pooler_output.chunk(2))
 
-    def pair_terms(self, embeddings: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
-        """Return the weighted contrastive losses of pairs, and the terms and metrics that `embed` repeated by row."""
+    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weighted contrastive losses of pairs, and the means of what `embed` repeated by row."""
+        ids = inputs.get("ids")
         terms: dict[str, Tensor] = {}
         if self.args.itc_weight:
             terms = self.loss["contrastive"](**{view: embeddings[view] for view in self.views}, ids=ids)
@@ -304,10 +293,11 @@ class SolarStage1Trainer(SolarTrainer):
 
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
         """Return the parts of `SolarTrainer`; without teachers, the towers must be frozen."""
-        are_frozen = is_frozen(model.vision_model) and is_frozen(model.text_model)
-        if self.teacher is None and (args.gd_weight or args.ld_weight) and not are_frozen:
+        loss = super().make_loss(model, args)
+        needs_teacher = self.teacher is None and (args.gd_weight or args.ld_weight)
+        if needs_teacher and not (is_frozen(model.vision_model) and is_frozen(model.text_model)):
             raise ValueError("a tower that is trained cannot be a teacher: freeze the towers, or set vision_teacher")
-        return super().make_loss(model, args)
+        return loss
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
@@ -324,7 +314,22 @@ class SolarStage1Trainer(SolarTrainer):
             alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
             terms |= {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
         if self.args.gd_weight or self.args.ld_weight:
-            terms |= self._distil(teacher_inputs, output, tokens, unmasked)
+            with torch.no_grad():
+                if self.teacher is None:
+                    targets = tower_targets(output)
+                elif {"pixel_values", "input_ids"}.isdisjoint(teacher_inputs):
+                    targets = self.teacher(teacher_inputs, output)
+                else:  # a live teacher runs once for each row, which the gradient cache keeps
+                    targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
+        if self.args.ld_weight:
+            known = tokens.text_mask & targets.text_mask
+            image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
+            text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
+            terms["ld_loss"] = self.args.ld_weight * (image + text)
+        if self.args.gd_weight:
+            image = global_distillation(unmasked["image"], targets.image_global)
+            text = global_distillation(unmasked["text"], targets.text_global)
+            terms["gd_loss"] = self.args.gd_weight * (image + text)
         embeddings: dict[str, Tensor] = {}
         if self.args.itc_weight or has_gcl:
             image, text, metrics = self.cached(
@@ -341,10 +346,6 @@ class SolarStage1Trainer(SolarTrainer):
             ).pooler_output.chunk(2)
             embeddings = self.pair_views(parts, unmasked.get("fused"))
         return embeddings | {name: term.float().expand(len(tokens.image)) for name, term in terms.items()}
-
-    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `itc_loss` and the GCL loss over all rows, and the means of the other terms."""
-        return self.pair_terms(embeddings, inputs.get("ids"))
 
     def rho(self) -> float:
         """Return rho of the evolutionary mask at this step: 1 masks nothing, 0 masks fully."""
@@ -386,33 +387,6 @@ class SolarStage1Trainer(SolarTrainer):
             for mask, exists in zip(masks, tokens[2:], strict=True)
         )
         return image, text, metrics
-
-    def _distil(
-        self,
-        teacher_inputs: dict[str, Any],
-        output: JointEncoderOutput,
-        tokens: PairTokens,
-        unmasked: dict[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Return the terms of the teacher; a live one runs once for each row, which the gradient cache keeps."""
-        with torch.no_grad():
-            if self.teacher is None:
-                targets = tower_targets(output)
-            elif {"pixel_values", "input_ids"}.isdisjoint(teacher_inputs):
-                targets = self.teacher(teacher_inputs, output)
-            else:
-                targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
-        terms: dict[str, Tensor] = {}
-        if self.args.ld_weight:
-            known = tokens.text_mask & targets.text_mask
-            image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
-            text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
-            terms["ld_loss"] = self.args.ld_weight * (image + text)
-        if self.args.gd_weight:
-            image = global_distillation(unmasked["image"], targets.image_global)
-            text = global_distillation(unmasked["text"], targets.text_global)
-            terms["gd_loss"] = self.args.gd_weight * (image + text)
-        return terms
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder and `LOSS_FILE` to one folder, the encoder's weights last."""
@@ -577,10 +551,10 @@ class SolarStage2Trainer(SolarTrainer):
     Args:
         model: The model of stage 1.
         args: The configuration.
-        train_dataset: Rows `{"image", "text", "id", "group"?}`, or `SolarStage2Rows` of them.
+        train_dataset: Rows `{"image", "text", "id", "group"?}`, or `SolarStage2Rows` of them, for mined negatives that
+            are not in the folder `args.mined`.
         eval_dataset: Rows of pairs, for R@k.
         processing_class: The model's processor.
-        mined: In place of the folder `args.mined`, as for `SolarStage2Rows`.
         kwargs: As for `RetrievalTrainer`: `peft_config`, `columns` ...
 
     Raises:
@@ -590,19 +564,8 @@ class SolarStage2Trainer(SolarTrainer):
 
     config_class = SolarStage2Config
 
-    def __init__(
-        self,
-        model: str | Path | PreTrainedModel,
-        args: TrainingArguments | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.mined = mined
-        super().__init__(model, args, train_dataset, eval_dataset, processing_class, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.data_collator = SolarStage2Collator(self.data_collator)
 
     def prepare_rows(self, rows: Any, args: Any) -> Any:
@@ -616,12 +579,12 @@ class SolarStage2Trainer(SolarTrainer):
             )
         mined = candidates = None
         if args.mined_per_anchor:
-            if self.mined is None and args.mined is None:
+            if args.mined is None:
                 raise ValueError(
                     f"mined_per_anchor={args.mined_per_anchor} needs mined, the output of `conjoin mine`; set "
                     "mined_per_anchor to 0 to train without mined negatives"
                 )
-            mined = load_mined(str(args.mined)) if self.mined is None else self.mined
+            mined = load_mined(args.mined)
             if args.mined_source is not None:
                 names: Any = {f"{role}_column": self._columns.get(role) for role in ("image", "text", "id")}
                 candidates = load_training_pairs(args.mined_source, **names)
@@ -679,16 +642,14 @@ class SolarStage2Trainer(SolarTrainer):
 
     def samples_of(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the samples of each anchor `(N, K, d)`, positive first, and the mask `(N, K)` of existing samples."""
-        rows = len(embeddings["anchors"])
-        if "augmented" in embeddings:
-            samples = embeddings["augmented"].unflatten(0, (rows, -1))
-            exist = torch.ones(samples.shape[:2], dtype=torch.bool, device=samples.device)
-        else:
-            samples, exist = embeddings["constructed"], embeddings["valid"]
-        if "mined" in embeddings:
-            samples = torch.cat([samples, embeddings["mined"].unflatten(0, (rows, -1))], dim=1)
-            exist = torch.cat([exist, inputs["mined_mask"].bool()], dim=1)
-        return samples, exist
+        parts = [(embeddings["constructed"], embeddings["valid"])] if "constructed" in embeddings else []
+        for name in ("augmented", "mined"):
+            if name in embeddings:
+                samples = embeddings[name].unflatten(0, (len(embeddings["anchors"]), -1))
+                everything = torch.ones(samples.shape[:2], dtype=torch.bool, device=samples.device)
+                parts.append((samples, inputs["mined_mask"].bool() if name == "mined" else everything))
+        samples, mask = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        return samples, mask
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return `solar_loss` (Eq. 5) and metrics, and the further losses that have a weight."""
@@ -697,7 +658,7 @@ class SolarStage2Trainer(SolarTrainer):
         gathered = gather_rows(anchors, ids=ids, present=mask[:, :1].any(1))
         positives, negatives = (samples[:, :1], samples[:, 1:]), (mask[:, :1], mask[:, 1:])
         loss = multi_positive(anchors, *positives, temperature, *negatives, gathered=gathered)
-        return {"solar_loss": loss} | self.pair_terms(embeddings, ids) | {"temperature": temperature.detach()}
+        return {"solar_loss": loss} | super().loss_terms(embeddings, inputs) | {"temperature": temperature.detach()}
 
     @torch.no_grad()
     def construct(

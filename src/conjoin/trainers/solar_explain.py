@@ -137,7 +137,7 @@ def render_explanation(
     ]
     lines = []
     if image_threshold is not None:
-        panels.append((f"above {image_threshold:.3f}", heat_map(shown, image_scores, grid, image_threshold)))
+        panels.append((f"above {image_threshold:.3f}", masked_picture(shown, image_scores > image_threshold, grid)))
     if text_threshold is not None:
         lines.append((f"above {text_threshold:.3f}", text_scores > text_threshold))
     panels.append((f"{int(segments.max()) + 1} segments", segment_map(shown, segments[0], grid)))
@@ -175,8 +175,6 @@ def _embed(model: Any, processor: Any, items: Sequence[Any]) -> tuple[Any, Any]:
 def _words(tokenizer: Any, text: str, input_ids: Tensor, local: Tensor) -> list[str]:
     """Return the text piece of each local token, or the token's name if the piece is empty or unknown."""
     names = tokenizer.convert_ids_to_tokens(input_ids[local].tolist())
-    if not tokenizer.is_fast:
-        return names
     options = {"truncation": True, "return_offsets_mapping": True, "split_special_tokens": True}
     offsets = tokenizer(text, max_length=len(input_ids), **options)["offset_mapping"]
     pieces = [text[first:last].strip() for first, last in offsets] + [""] * (len(local) - len(offsets))
@@ -187,23 +185,16 @@ def _words(tokenizer: Any, text: str, input_ids: Tensor, local: Tensor) -> list[
 # Pictures
 
 
-def heat_map(
-    picture: Image.Image, scores: ArrayLike, grid: tuple[int, int], threshold: float | None = None
-) -> Image.Image:
-    """Draw high scores in warm and low scores in cold colours; patches not above `threshold` turn pale.
+def heat_map(picture: Image.Image, scores: ArrayLike, grid: tuple[int, int]) -> Image.Image:
+    """Draw high scores in warm and low scores in cold colours.
 
     Args:
         picture: The model's input image.
         scores: `(P,)`, row-major.
         grid: Rows and columns of patches.
-        threshold: Scores above it keep their colour; None keeps all.
     """
     colours = np.array([warmth(value) for value in relative(scores)])
-    shown = _blend(picture, colours, np.full(len(colours), 0.55), grid)
-    if threshold is None:
-        return shown
-    pale = np.where(np.asarray(scores, dtype=float) > threshold, 0.0, 0.75)
-    return _blend(shown, np.full((len(colours), 3), 255), pale, grid)
+    return _blend(picture, colours, np.full(len(colours), 0.55), grid)
 
 
 def segment_map(picture: Image.Image, segments: ArrayLike, grid: tuple[int, int]) -> Image.Image:

@@ -78,14 +78,9 @@ def window_scores(encode: Callable[[Tensor, Tensor], Tensor], tokens: PairTokens
 
     Returns:
         The scores of patches and of words, with the statistics of matching and other pairs.
-
-    Raises:
-        ValueError: The patches do not fill a square.
     """
     (patches, words), device = (mask.shape[1] for mask in tokens[2:]), tokens.image.device
     side = round(patches**0.5)
-    if side * side != patches:
-        raise ValueError(f"window scores need a square grid of patches, got {patches} patches")
     width = min(PATCH_WINDOW, side)
     starts = sorted({*range(0, side - width + 1, PATCH_STRIDE), side - width})  # with those at the far edges
     grid = torch.arange(patches, device=device).view(side, side)
