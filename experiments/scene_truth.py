@@ -7,15 +7,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from scenes import PRIVATE, SHARED, shared_patches, shared_tokens
 from torch import Tensor
 from transformers import ProcessorMixin
 
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.trainers import CachedFeatures, collate_features
-from conjoin.trainers.solar_explain import Word, heat_map, masked_picture, relative, strip, warmth
+from conjoin.trainers.solar_explain import heat_map, masked_picture, relative, warmth
 from conjoin.trainers.solar_masks import align, fit_threshold, pair_tokens, window_scores
+
+Word = tuple[str, tuple[int, int, int] | None]
+"""A word and its background colour; None for a masked word."""
+GREY, MARGIN, LINE = (128, 128, 128), 10, 24
 
 
 class ScoredTokens(NamedTuple):
@@ -190,3 +194,39 @@ def _lines(text: str, tokens: ScoredTokens, tokenizer: Any) -> list[tuple[str, l
         (caption, [(word, colour if keep else None) for word, colour, keep in zip(words, colours, keeps, strict=True)])
         for caption, keeps in kept.items()
     ]
+
+
+def strip(panels: Sequence[tuple[str, Image.Image]], lines: Sequence[tuple[str, Sequence[Word]]]) -> Image.Image:
+    """Draw captioned pictures in a row, with captioned lines of coloured words below.
+
+    Args:
+        panels: Captions and pictures.
+        lines: Captions and words.
+    """
+    font = ImageFont.load_default(13)
+    widths = [max(shown.width, round(font.getlength(caption))) + MARGIN for caption, shown in panels]
+    width, y = sum(widths) + MARGIN, LINE + max(shown.height for _, shown in panels) + 2 * MARGIN
+    placed: list[tuple[float, int, Word]] = []
+    for caption, words in lines:
+        placed.append((MARGIN, y, (caption, (255, 255, 255))))
+        x, y = float(width), y
+        for word in words:
+            size = font.getlength(word[0]) + 12
+            if x + size > width:
+                x, y = MARGIN, y + LINE
+            placed.append((x, y, word))
+            x += size
+        y += LINE
+    canvas = Image.new("RGB", (width, y + MARGIN), "white")
+    draw = ImageDraw.Draw(canvas)
+    for (caption, shown), x in zip(panels, np.cumsum([MARGIN, *widths]).tolist(), strict=False):
+        draw.text((x, MARGIN), caption, "black", font)
+        canvas.paste(shown, (x, MARGIN + LINE))
+    for x, y, (piece, colour) in placed:
+        box = (x, y, x + font.getlength(piece) + 8, y + LINE - 6)
+        draw.rounded_rectangle(box, 4, colour)
+        ink = GREY if colour is None else "white" if sum(colour) < 380 else "black"
+        draw.text((x + 4, y + 1), piece, ink, font)
+        if colour is None:
+            draw.line((x + 2, y + LINE // 2 - 3, box[2] - 2, y + LINE // 2 - 3), GREY)
+    return canvas

@@ -36,7 +36,6 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.trainers import CachedFeatures, RetrievalTrainer
 from conjoin.trainers.solar import SolarStage1Config
-from conjoin.trainers.solar_explain import MODALITIES, threshold_course
 
 BASELINE, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
 TOWERS = "towers, score fusion"
@@ -328,5 +327,28 @@ def _curves(runs: DemoRuns) -> list[Curve]:
         run: [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry]
         for run, trainer in runs.trainers.items()
     }
-    log = runs.trainers[STAGE1].state.log_history
-    return [Curve("Training loss", losses), *(threshold_course(log, modality) for modality in MODALITIES)]
+    log = [entry for entry in runs.trainers[STAGE1].state.log_history if "image_positive_mean" in entry]
+    curves = [Curve("Training loss", losses)]
+    for modality, title in {"image": "patches against text", "text": "words against image"}.items():
+        names = {"μ⁺": "positive_mean", "μ⁻": "negative_mean", "τ": "threshold"}
+        series = {label: [[each["step"], each[f"{modality}_{name}"]] for each in log] for label, name in names.items()}
+        curves.append(Curve(f"Mean scores and threshold: {title}", series))
+        curves += [_distributions(log[index], modality, title) for index in sorted({0, len(log) // 2, len(log) - 1})]
+    return curves
+
+
+def _distributions(entry: Mapping[str, float], modality: str, title: str) -> Curve:
+    """The Gaussians of both populations and the threshold at one step of stage 1 (SOLAR Fig. 11)."""
+    moments = {
+        label: (entry[f"{modality}_{sign}_mean"], max(entry[f"{modality}_{sign}_std"], 1e-6))
+        for label, sign in (("S⁺", "positive"), ("S⁻", "negative"))
+    }
+    ends = [mean + side * std for mean, std in moments.values() for side in (-4, 4)]
+    x, tau = np.linspace(min(ends), max(ends), 81), entry[f"{modality}_threshold"]
+    densities = {
+        label: np.exp(-(((x - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi))
+        for label, (mean, std) in moments.items()
+    }
+    series = {label: np.stack((x, density), axis=1).tolist() for label, density in densities.items()}
+    series[f"τ = {tau:.3f}"] = [[tau, 0.0], [tau, max(float(density.max()) for density in densities.values())]]
+    return Curve(f"{title}, step {int(entry['step'])}", series, "cosine")

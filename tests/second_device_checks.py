@@ -14,7 +14,7 @@ from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, exact_search
 from conjoin.trainers.compress import readout_attention, readout_states
 from conjoin.trainers.gradient_cache import cached_backward, total_loss
-from conjoin.trainers.solar_explain import explain_pair, score_populations
+from conjoin.trainers.solar_explain import explain_pair, fit_thresholds
 from models.tiny_models import MODELS
 from second_device import move, second_device
 from tiny_mllms import MLLMS
@@ -103,10 +103,10 @@ def test_readouts_and_explanations(tiny_checkpoints, pictures):
 
     def found(model):
         scores = explain_pair(model, processor, pairs[0]["image"], "a red dog").image_scores
-        populations = score_populations(model, processor, pairs)["image"]
+        taus = torch.tensor([*fit_thresholds(model, processor, pairs).values()])
         model.config.readout = "sum"
         vectors = model(**send_to_device(dict(processor(pairs)), model.device)).embeddings
-        return [torch.as_tensor(scores), *populations, vectors]
+        return [torch.as_tensor(scores), taus, vectors]
 
     expected = found(copy.deepcopy(model).eval())
     with second_device():

@@ -1,9 +1,9 @@
 """`conjoin explain` from the command line."""
 
 import json
+import re
 
 import pytest
-from PIL import Image
 
 from conjoin.cli.main import main
 from tiny_training import write_pairs
@@ -25,7 +25,6 @@ def test_draws_scores_and_segments(arguments, tmp_path, capsys):
     assert "explanation.html" in capsys.readouterr().out
     assert "segments" in page(tmp_path)
     assert "masked" not in page(tmp_path)
-    assert Image.open(tmp_path / "out/explanation.png").width > 500
 
 
 def test_thresholds_given_draw_samples(arguments, tmp_path):
@@ -36,23 +35,10 @@ def test_thresholds_given_draw_samples(arguments, tmp_path):
     assert "difference of image masked" not in text
 
 
-def test_thresholds_fitted_to_pairs_or_of_a_log(arguments, tmp_path):
+def test_thresholds_are_fitted_to_pairs(arguments, tmp_path, capsys):
     assert main([*arguments, "--data", str(tmp_path / "data"), "--text-threshold", "0.123"]) == 0
-    assert page(tmp_path).count("<svg") == 2
-    assert "4 pairs: patches against text" in page(tmp_path)
+    assert re.search(r"Threshold of the image: -?0\.\d{4}", page(tmp_path))
     assert "Threshold of the text: 0.1230" in page(tmp_path)
-    moments = {"positive_mean": 0.4, "positive_std": 0.1, "negative_mean": 0.0, "negative_std": 0.05, "threshold": 0.2}
-    log = [{"step": 1} | {f"{m}_{name}": value for m in ("image", "text") for name, value in moments.items()}]
-    (tmp_path / "recipe.json").write_text(json.dumps({"log": log}))
-    assert main([*arguments, "--log", str(tmp_path / "recipe.json")]) == 0
-    assert "Threshold of the image: 0.2000" in page(tmp_path)
-    assert page(tmp_path).count("<svg") == 4
-
-
-def test_mistakes_are_one_line(arguments, tmp_path, capsys):
-    (tmp_path / "log.json").write_text('{"log": [{"step": 1, "loss": 2}]}')
-    assert main([*arguments, "--log", str(tmp_path / "log.json")]) == 2
-    assert "is it a log of stage 1?" in capsys.readouterr().err
     assert main([*arguments, "--data", str(tmp_path / "data"), "--pairs", "-3"]) == 2
     assert "--pairs must be at least 2, got -3" in capsys.readouterr().err
 
@@ -62,6 +48,6 @@ def test_several_images_are_one_picture(arguments, tmp_path, capsys):
     rows = [{"images": ["data/row1.png", "data/row2.png"], "text": "<image> a <image>"}] * 2
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*several, "--data", str(tmp_path / "rows.jsonl")]) == 0
-    assert "2 pairs: patches against text" in page(tmp_path) and "&lt;image" not in page(tmp_path)
+    assert "Threshold of the image" in page(tmp_path) and "&lt;image" not in page(tmp_path)
     assert main([*several, "--text", "only <image>"]) == 2
     assert "--text: 1 placeholders <image> in the text, but 2 images" in capsys.readouterr().err

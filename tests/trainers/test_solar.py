@@ -291,6 +291,8 @@ def test_windows_cost_nothing_before_the_masks_start(tiny_checkpoints, tmp_path,
     [
         (SolarStage1Config, {"scores": "words"}, "scores='words'; expected one of"),
         (SolarStage1Config, {"mask_share": 0.0}, "mask_share=0.0 must lie"),
+        (SolarStage1Config, {"mask_schedule": "step"}, "mask_schedule='step'; expected one of"),
+        (SolarStage1Config, {"mask_start_ratio": 0.6}, "mask_start_ratio=0.6, mask_warmup_ratio=0.5: expected 0 <="),
         (SolarStage1Config, {"gla_weight": -1.0}, "gla_weight=-1.0 must not be negative"),
         (SolarStage1Config, {"vision_teacher": "x"}, "set both of vision_teacher and text_teacher"),
         (SolarStage2Config, {"scores": "windows", "reduce_scores_across_devices": True}, 'got scores="windows"'),
@@ -354,7 +356,8 @@ def test_draws_of_mined_negatives_differ_by_epoch_and_repeat():
 def test_mined_negatives_may_come_from_another_corpus():
     rows, corpus = texts(3), texts(9).map(lambda row: {"id": f"other-{row['id']}"})
     found = {name: [f"other-row{i + 5}"] for i, name in enumerate(rows["id"])}
-    row = SolarStage2Rows(rows, found, candidates=corpus)[1]
+    table = Dataset.from_dict({"id": list(found), "negatives": list(found.values())})
+    row = SolarStage2Rows(rows, table, candidates=corpus)[1]
     assert [each["id"] for each in row["mined"]] == ["other-row6", "row1"]
     assert row["exists"] == [True, False]
     with pytest.raises(ValueError, match=r"row 1 \('row1'\): its mined negative 'other-row6' is not in the data"):
@@ -393,8 +396,7 @@ def test_stage_2_stops_at_scores_that_hardly_separate(tiny_checkpoints, tmp_path
     assert 0 < trainer.model(**batch)["text_separation"] < 1
 
 
-@pytest.mark.parametrize("given", ["folder", "dataset"])
-def test_both_stages_run_from_names_and_folders_with_lora(tiny_checkpoints, tmp_path, given):
+def test_both_stages_run_from_names_and_folders_with_lora(tiny_checkpoints, tmp_path):
     rows, (model, processor) = texts(8), make_encoder(tiny_checkpoints)
     towers = LoraConfig(r=2, target_modules=r"(vision_model|text_model).*\.(query|value|query_proj)")
     teachers = {"vision_teacher": tiny_checkpoints["dinov2"], "text_teacher": tiny_checkpoints["bert"]}
@@ -411,8 +413,7 @@ def test_both_stages_run_from_names_and_folders_with_lora(tiny_checkpoints, tmp_
         row["image"].save(tmp_path / f"data/{row['id']}.png")
     lines = [json.dumps({"file_name": f"{row['id']}.png", "id": row["id"], "text": row["text"]}) for row in rows]
     (tmp_path / "data/metadata.jsonl").write_text("\n".join(lines))
-    options = {"mined": Dataset.from_list(blocks).remove_columns("found_by")} if given == "dataset" else {}
-    folder = {"mined": str(tmp_path / "mined"), "mined_source": str(tmp_path / "data")} if given == "folder" else {}
+    folder = {"mined": str(tmp_path / "mined"), "mined_source": str(tmp_path / "data")}
     config = SolarStage2Config(
         output_dir=str(tmp_path / "second"), itc_weight=1.0, min_separation=0.0, gradient_cache_chunk_size=2,
         **SETTINGS, **folder,
@@ -421,7 +422,7 @@ def test_both_stages_run_from_names_and_folders_with_lora(tiny_checkpoints, tmp_
         r=2, target_modules=r"(vision_model|text_model|vl_encoder).*\.(query|value|q_proj|v_proj)",
         modules_to_save=["vision_adapter", "text_adapter"],
     )  # fmt: skip
-    second = SolarStage2Trainer(tmp_path / "first", config, rows, peft_config=everywhere, **options)
+    second = SolarStage2Trainer(tmp_path / "first", config, rows, peft_config=everywhere)
     second.train()
     second.save_model()
     assert "itc_loss" in second.state.log_history[0]

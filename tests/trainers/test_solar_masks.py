@@ -243,6 +243,8 @@ def test_degenerate_images():
     assert segment_patches(torch.rand(3, 1, 4)).tolist() == [[0]] * 3
     assert segment_patches(torch.rand(0, 5, 4)).shape == (0, 5)
     assert_same_partition(segment_patches(torch.tensor([[[1.0, 0], [1, 0]]]))[0], torch.zeros(2))
+    with pytest.raises(ValueError, match="must contain only finite values"):
+        segment_patches(torch.full((1, 4, 3), float("nan")))
 
 
 def test_no_gradient_and_no_effect_of_autocast():
@@ -340,38 +342,3 @@ def test_separation_is_the_chance_that_a_positive_score_is_higher():
     found = separation(LocalScores(high[None], *populations))
     assert found.item() == pytest.approx((high[:, None] > low).float().mean().item(), abs=0.01)
     assert separation(LocalScores(high[None], populations[0], populations[0])).item() == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (mask_schedule, (0.1, "step"), "unknown schedule 'step'"),
-        (mask_schedule, (1.5,), r"progress=1.5 must lie in \[0, 1\]"),
-        (mask_schedule, (0.5, "linear", -1), "mask_warmup_ratio=-1"),
-        (mask_schedule, (0.5, "linear", 0.5, 0.6), r"mask_start_ratio=0.6 must lie in \[0, mask_warmup_ratio=0.5\]"),
-        (evolutionary_mask, (torch.zeros(1, 1), torch.ones(1, 1).bool(), 0.0, 2), "rho=2"),
-        (segment_patches, (torch.ones(4, 3),), r"features has shape \(4, 3\), expected \(N, P, D\)"),
-        (segment_patches, (torch.ones(1, 4, 3), 0.45, 0.05, 0), "max_rounds=0"),
-        (segment_patches, (torch.full((1, 4, 3), float("nan")),), "must be finite"),
-        (mask_pixels, (torch.ones(2, 3, 7, 4), torch.ones(2, 5), 2), r"has shape \(2, 5\), expected \(2, 6\)"),
-        (window_scores, (mean_of_tokens, pair(torch.ones(1, 5, 2), torch.ones(1, 1, 2), torch.ones(1, 1).bool())),
-         "square grid of patches, got 5"),
-    ],
-)  # fmt: skip
-def test_errors_name_what_is_wrong(function, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        function(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((2, 3), (2, 3), (3, 3), (3, 3)), r"shapes \(2, 3\) and \(3, 3\)"),
-        (((2, 3), (2, 3), (2, 3), (2, 4)), r"text_mask has shape \(2, 4\), expected \(2, 3\)"),
-        (((2, 3), (2, 3), (2, 3), (2, 3), (2, 4)), r"segments has shape \(2, 4\), expected \(2, 3\)"),
-    ],
-)
-def test_samples_of_shapes_that_do_not_match(shapes, message):
-    image, image_mask, text, text_mask, *segments = (torch.ones(shape).long() for shape in shapes)
-    with pytest.raises(ValueError, match=message):
-        construct_samples(image, image_mask, 0.5, text, text_mask, 0.5, *segments)

@@ -106,13 +106,11 @@ def test_a_tokenizer_without_a_limit_cuts_nothing(tiny_checkpoints):
 
 def test_models_that_cannot_teach_are_refused(tiny_checkpoints):
     slow = type("SlowTokenizer", (), {"is_fast": False, "model_max_length": 9})()
-    names = ("dinov2", "bert", "clip", "xlm_roberta")
-    vision, bert, clip, other = (AutoModel.from_pretrained(tiny_checkpoints[name]) for name in names)
+    names = ("dinov2", "bert", "xlm_roberta")
+    vision, bert, other = (AutoModel.from_pretrained(tiny_checkpoints[name]) for name in names)
     for arguments, message in (
         ((vision, None, bert, slow), "SlowTokenizer is no fast tokenizer"),
-        ((vision, None, clip, slow), "CLIPModel is no text encoder, so it cannot teach words"),
         ((vision, None, bert, slow, other), r"vocabularies have sizes \[77, 42\]"),
-        ((bert, None, bert, slow), "BertModel has no patches"),
     ):
         with pytest.raises(ValueError, match=message):
             Teachers(*arguments)
@@ -195,17 +193,13 @@ def test_company_and_mixed_precision_do_not_matter(tiny_checkpoints):
 
 def test_errors_name_what_is_wrong(tiny_checkpoints):
     teachers = make_teachers(tiny_checkpoints)
-    model, processor = make_encoder(tiny_checkpoints)
+    processor = make_encoder(tiny_checkpoints)[1]
     collator, rows = TeacherCollator(processor, 8, teachers), pair_rows(["a", "b"])
     for changed in ({"text": None}, {"image": [rows[1]["image"]] * 2}):
         with pytest.raises(ValueError, match="item 'row1': teachers need one image and a text in every row"):
             collator([rows[0], rows[1] | changed])
     with pytest.raises(ValueError, match=r"no teacher inputs.*TeacherCollator"):
-        teachers.states({"pixel_values": torch.zeros(1)})
-    inputs, teacher_inputs = split_teacher(collator(rows)["pairs"])
-    teacher_inputs["pixel_values"] = teacher_inputs["pixel_values"][..., :8]
-    with pytest.raises(ValueError, match=r"the student has \(2, 4\) patches .* the teacher \(2, 2\)"):
-        teachers(teacher_inputs, model(**inputs, output_tokens=True))
+        teachers.states({})
     towers, processor = make_encoder(tiny_checkpoints)
     with pytest.raises(ValueError, match="a tower that is trained cannot be a teacher"):
         stage1("unused", towers, processor, make_rows(8))

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import datasets
 import torch
@@ -140,6 +140,12 @@ class RetrievalConfig(TrainingArguments):
         for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
+        for each in fields(self):
+            value: Any = vars(self).get(each.name)
+            if get_origin(each.type) is Literal and value not in get_args(each.type):
+                raise ValueError(f"{each.name}={value!r}; expected one of {get_args(each.type)}")
+            if each.name.endswith("_weight") and value < 0:
+                raise ValueError(f"{each.name}={value} must not be negative")
         self.matryoshka_dims = dims = list(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")

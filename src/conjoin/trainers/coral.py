@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, PreTrainedModel, ProcessorMixin, TrainingArguments
+from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import NamedCandidates, QueryRows
@@ -24,7 +24,6 @@ from conjoin.models.mllm_retriever.pruned_checkpoint import INDEX, SINGLE, fetch
 from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.mllm_prompts import NOUNS
-from conjoin.trainers.base import load_trainable
 from conjoin.trainers.queries import QueryCandidateConfig, QueryCandidateTrainer, query_info_nce
 
 HEAD = "lm_head.weight"
@@ -86,15 +85,10 @@ class CoralConfig(QueryCandidateConfig):
         super().__post_init__()
         if set(self.reconstruct) - set(MODALITIES) or len(set(self.reconstruct)) < len(self.reconstruct):
             raise ValueError(f"reconstruct={self.reconstruct!r}; expected a list of some of {MODALITIES}, each once")
-        if min(self.reg_weight, self.rec_weight) < 0:
-            raise ValueError(f"reg_weight={self.reg_weight}, rec_weight={self.rec_weight}: must not be negative")
-        if self.kind not in ("mean", "squared_norm"):
-            raise ValueError(f"kind={self.kind!r}; expected mean or squared_norm")
         if not 0 < self.mask_ratio <= 1:
             raise ValueError(f"mask_ratio={self.mask_ratio} must lie in (0, 1]")
-        if min(self.decoded_rows, self.decoder_positions) < 1 or not 0 <= self.decoder_dropout < 1:
-            given = {name: vars(self)[name] for name in ("decoded_rows", "decoder_positions", "decoder_dropout")}
-            raise ValueError(f"{given}: expected positive numbers and a rate below 1")
+        if self.decoded_rows < 1:
+            raise ValueError(f"decoded_rows={self.decoded_rows} must be at least 1")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -144,30 +138,22 @@ class CoralTrainer(QueryCandidateTrainer):
     sorts_rows = False
     args: CoralConfig
 
-    def __init__(
-        self,
-        model: str | Path | PreTrainedModel,
-        args: TrainingArguments | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        given: Any = self.complete_args(model, args)
-        model, processing_class = load_trainable(model, processing_class)
-        if not isinstance(model, MllmRetrieverModel) or not isinstance(processing_class, MllmRetrieverProcessor):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        encoder: Any = self.encoder
+        processor: Any = self.processing_class
+        if not isinstance(encoder, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
             raise ValueError(
                 "Coral reconstructs the input of an MLLM retriever; expected such a model and its processor "
-                f"(processing_class), got {type(model).__name__} and {type(processing_class).__name__}"
+                f"(processing_class), got {type(encoder).__name__} and {type(processor).__name__}"
             )
-        if given.weights and processing_class.sentence_files is not None:
+        if self.args.weights and processor.sentence_files is not None:
             raise ValueError(
-                f"reconstruct={given.reconstruct}, but the prompts of this published embedder come from its chat "
+                f"reconstruct={self.args.reconstruct}, but the prompts of this published embedder come from its chat "
                 "template, in which the item's own tokens are not known; expected reconstruct=[] or an MLLM"
             )
-        self.frame = PromptFrame.of(processing_class)
-        self.language_head = find_language_head(model, given)
-        super().__init__(model, given, train_dataset, eval_dataset, processing_class, **kwargs)
+        self.frame = PromptFrame.of(processor)
+        self.language_head = find_language_head(encoder, self.args)
 
     def make_collator(self, processor: ProcessorMixin) -> Any:
         """Return what maps rows to a batch with the seeds of their masks."""
@@ -430,7 +416,7 @@ def find_language_head(model: MllmRetrieverModel, args: CoralConfig) -> Tensor |
     return None if head is None else head.to(args.device)
 
 
-def load_language_head(checkpoint: str | Path, revision: str | None = None) -> Tensor | None:
+def load_language_head(checkpoint: str | Path) -> Tensor | None:
     """Read the head `(V, D)` of an MLLM; None if its config ties the head to the input embeddings.
 
     `tie_word_embeddings` counts where `config.json` has it, the MLLM's own before its language model's: the classes
@@ -439,13 +425,12 @@ def load_language_head(checkpoint: str | Path, revision: str | None = None) -> T
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-        revision: Branch, tag or commit on the Hub.
 
     Raises:
         ValueError: The config does not tie the head, and no file has it.
     """
     checkpoint = str(checkpoint)
-    folder, shard = fetch_small_files(checkpoint, revision), SINGLE
+    folder, shard = fetch_small_files(checkpoint), SINGLE
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     parts = (stored, stored.get("text_config") or {})
     said = [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
@@ -455,7 +440,7 @@ def load_language_head(checkpoint: str | Path, revision: str | None = None) -> T
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         shard = next((file for name, file in files.items() if name.endswith(HEAD)), "")
     if shard and not Path(checkpoint).is_dir():
-        folder = Path(snapshot_download(checkpoint, revision=revision, allow_patterns=[shard]))
+        folder = Path(snapshot_download(checkpoint, allow_patterns=[shard]))
     if shard:
         with safe_open(str(folder / shard), framework="pt") as file:
             name = next((name for name in file.keys() if name.endswith(HEAD)), None)

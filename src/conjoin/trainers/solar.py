@@ -3,9 +3,9 @@
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal
 
 import datasets
 import torch
@@ -83,12 +83,6 @@ class SolarConfig(TemperatureConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for each in fields(self):
-            value: Any = vars(self).get(each.name)
-            if get_origin(each.type) is Literal and value not in get_args(each.type):
-                raise ValueError(f"{each.name}={value!r}; expected one of {get_args(each.type)}")
-            if each.name.endswith("_weight") and value < 0:
-                raise ValueError(f"{each.name}={value} must not be negative")
         if self.scores == "windows" and self.reduce_scores_across_devices:
             raise ValueError('reduce_scores_across_devices=True needs scores="global", got scores="windows"')
 
@@ -117,8 +111,8 @@ class SolarTrainer(RetrievalTrainer):
     sorts_rows: ClassVar[bool] = False
     args: Any
 
-    def make_parts(self, model: Any, args: Any, heads: bool) -> dict[str, nn.Module]:
-        """Return the trained parts of both stages, by name.
+    def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
+        """Return the loss of pairs with its projection heads and the GCL loss, where they have a weight.
 
         Raises:
             ValueError: The model is no joint encoder, has no E_VL, or drops tokens at random. Masks and constructed
@@ -127,8 +121,14 @@ class SolarTrainer(RetrievalTrainer):
         got = {name: getattr(model.config, name, None) for name in ("model_type", "num_vl_layers", "token_dropout")}
         if not isinstance(model, JointEncoderModel) or not got["num_vl_layers"] or got["token_dropout"]:
             raise ValueError(f"SOLAR needs a joint_encoder with num_vl_layers and without token_dropout, got {got}")
-        parts: dict[str, nn.Module] = {"heads": ProjectionHeads(model.config.hidden_size)} if heads else {}
-        return parts | ({"gcl": GclLoss(args.temperature, args.learn_temperature)} if args.gcl_weight else {})
+        loss = nn.ModuleDict()
+        if args.itc_weight:
+            loss["contrastive"] = ContrastiveLoss(args.temperature, args.learn_temperature)
+        if args.itc_weight and getattr(args, "projection_heads", True):
+            loss["heads"] = ProjectionHeads(model.config.hidden_size)
+        if args.gcl_weight:
+            loss["gcl"] = GclLoss(args.temperature, args.learn_temperature)
+        return loss
 
     def learning_rates(self) -> dict[nn.Module, float]:
         """Return the rate of learned temperatures, if they have one of their own."""
@@ -137,20 +137,26 @@ class SolarTrainer(RetrievalTrainer):
 
     def freeze_dropout(self, model: Any) -> None:
         """Put frozen towers into evaluation mode."""
-        for tower in filter(is_frozen, towers_of(model)):
+        for tower in filter(is_frozen, (model.vision_model, model.text_model)):
             tower.eval()
 
     def project(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
         """Return both views `(N, d)` after the projection heads, if there are any."""
         return self.loss["heads"](image, text) if "heads" in self.loss else {"image": image, "text": text}
 
+    def pair_views(self, views: Sequence[Tensor], fused: Tensor | None) -> dict[str, Tensor]:
+        """Return what `loss_terms` reads of the embeddings `(N, d)` of both views and of the whole pair."""
+        embeddings: dict[str, Any] = self.project(*views) if self.args.itc_weight else {}
+        return embeddings | (dict(zip(GCL_VIEWS, (*views, fused), strict=True)) if self.args.gcl_weight else {})
+
     def embed_for_evaluation(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the unmasked embeddings `{view: (N, d)}`, after the projection heads if there are any."""
         pairs, _ = split_teacher(inputs["pairs"])
         return self.project(*model(**pairs, views=self.views).pooler_output.chunk(2))
 
-    def pair_terms(self, embeddings: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
-        """Return the weighted contrastive losses of pairs, and the terms and metrics that `embed` repeated by row."""
+    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weighted contrastive losses of pairs, and the means of what `embed` repeated by row."""
+        ids = inputs.get("ids")
         terms: dict[str, Tensor] = {}
         if self.args.itc_weight:
             terms = self.loss["contrastive"](**{view: embeddings[view] for view in self.views}, ids=ids)
@@ -220,7 +226,9 @@ class SolarStage1Config(SolarConfig):
             raise ValueError(f"mask_share={self.mask_share} must lie in (0, 1]")
         if (self.vision_teacher is None) != (self.text_teacher is None):
             raise ValueError("set both of vision_teacher and text_teacher, or neither")
-        mask_schedule(0.0, self.mask_schedule, self.mask_warmup_ratio, self.mask_start_ratio)
+        if not 0 <= self.mask_start_ratio <= self.mask_warmup_ratio <= 1:
+            ratios = f"mask_start_ratio={self.mask_start_ratio}, mask_warmup_ratio={self.mask_warmup_ratio}"
+            raise ValueError(f"{ratios}: expected 0 <= start <= warmup <= 1")
 
 
 class SolarStage1Trainer(SolarTrainer):
@@ -243,8 +251,7 @@ class SolarStage1Trainer(SolarTrainer):
         processing_class: The model's processor.
         teacher: `Teachers`, or what maps the entry `teacher` of a batch and the student's output to `TeacherTargets`.
             None loads those of the configuration; if it names none, the student's frozen towers are the teachers.
-        data_collator: Maps rows to a batch.
-        kwargs: As for `RetrievalTrainer`: `peft_config`, `columns` ...
+        kwargs: As for `RetrievalTrainer`: `peft_config`, `columns`, `data_collator` ...
 
     Raises:
         ValueError: There is no teacher and a tower is trained, or states are to be kept and there are no `Teachers`.
@@ -261,13 +268,11 @@ class SolarStage1Trainer(SolarTrainer):
         processing_class: Any = None,
         *,
         teacher: Callable[[dict[str, Any], JointEncoderOutput], TeacherTargets] | None = None,
-        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         settings: Any = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        self._distils = bool(settings.gd_weight or settings.ld_weight)
-        if teacher is None and self._distils and settings.vision_teacher is not None:
+        if teacher is None and (settings.gd_weight or settings.ld_weight) and settings.vision_teacher is not None:
             names = (settings.vision_teacher, settings.text_teacher, settings.text_global_teacher)
             teacher = Teachers.from_pretrained(*names, max_text_length=settings.teacher_max_text_length)
         self.teacher: Any = teacher
@@ -275,15 +280,11 @@ class SolarStage1Trainer(SolarTrainer):
         if isinstance(teacher, Teachers):
             patch_size = encoder.config.vision_config.patch_size
             self.teacher_collator = TeacherCollator(processing_class, patch_size, teacher)
-        options = kwargs | {"data_collator": data_collator or self.teacher_collator}
-        super().__init__(encoder, settings, train_dataset, eval_dataset, processing_class, **options)
+        kwargs["data_collator"] = kwargs.get("data_collator") or self.teacher_collator
+        super().__init__(encoder, settings, train_dataset, eval_dataset, processing_class, **kwargs)
 
     def prepare_rows(self, rows: Any, args: Any) -> Any:
         """Return the rows, with the states of the teachers if they are to be kept."""
-        if self.teacher_collator is not None and isinstance(rows, CachedFeatures):
-            raise ValueError(
-                "the teachers need images: set feature_copies to 0, or remove the teachers to use the towers"
-            )
         if args.teacher_cache is None or rows is None:
             return rows
         if self.teacher_collator is None:
@@ -291,11 +292,12 @@ class SolarStage1Trainer(SolarTrainer):
         return precompute_states(self.teacher, self.teacher_collator, rows, args.teacher_cache, args)
 
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
-        """Return the temperature, the projection heads and the GCL loss."""
-        parts = self.make_parts(model, args, heads=args.projection_heads and args.itc_weight > 0)
-        if self.teacher is None and self._distils and not all(map(is_frozen, towers_of(model))):
+        """Return the parts of `SolarTrainer`; without teachers, the towers must be frozen."""
+        loss = super().make_loss(model, args)
+        needs_teacher = self.teacher is None and (args.gd_weight or args.ld_weight)
+        if needs_teacher and not (is_frozen(model.vision_model) and is_frozen(model.text_model)):
             raise ValueError("a tower that is trained cannot be a teacher: freeze the towers, or set vision_teacher")
-        return nn.ModuleDict({"contrastive": ContrastiveLoss(args.temperature, args.learn_temperature)} | parts)
+        return loss
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
@@ -311,7 +313,23 @@ class SolarStage1Trainer(SolarTrainer):
         if self.args.gla_weight or self.args.scores == "global":
             alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
             terms |= {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
-        terms |= self._distil(teacher_inputs, output, tokens, unmasked) if self._distils else {}
+        if self.args.gd_weight or self.args.ld_weight:
+            with torch.no_grad():
+                if self.teacher is None:
+                    targets = tower_targets(output)
+                elif {"pixel_values", "input_ids"}.isdisjoint(teacher_inputs):
+                    targets = self.teacher(teacher_inputs, output)
+                else:  # a live teacher runs once for each row, which the gradient cache keeps
+                    targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
+        if self.args.ld_weight:
+            known = tokens.text_mask & targets.text_mask
+            image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
+            text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
+            terms["ld_loss"] = self.args.ld_weight * (image + text)
+        if self.args.gd_weight:
+            image = global_distillation(unmasked["image"], targets.image_global)
+            text = global_distillation(unmasked["text"], targets.text_global)
+            terms["gd_loss"] = self.args.gd_weight * (image + text)
         embeddings: dict[str, Tensor] = {}
         if self.args.itc_weight or has_gcl:
             image, text, metrics = self.cached(
@@ -326,14 +344,8 @@ class SolarStage1Trainer(SolarTrainer):
                 text_weights=text,
                 views=self.views,
             ).pooler_output.chunk(2)
-            embeddings = self.project(*parts) if self.args.itc_weight else {}
-            embeddings |= dict(zip(GCL_VIEWS, (*parts, unmasked["fused"]), strict=True)) if has_gcl else {}
-        rows = len(tokens.image)
-        return embeddings | {name: term.float().expand(rows) for name, term in terms.items()}
-
-    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `itc_loss` and the GCL loss over all rows, and the means of the other terms."""
-        return self.pair_terms(embeddings, inputs.get("ids"))
+            embeddings = self.pair_views(parts, unmasked.get("fused"))
+        return embeddings | {name: term.float().expand(len(tokens.image)) for name, term in terms.items()}
 
     def rho(self) -> float:
         """Return rho of the evolutionary mask at this step: 1 masks nothing, 0 masks fully."""
@@ -375,33 +387,6 @@ class SolarStage1Trainer(SolarTrainer):
             for mask, exists in zip(masks, tokens[2:], strict=True)
         )
         return image, text, metrics
-
-    def _distil(
-        self,
-        teacher_inputs: dict[str, Any],
-        output: JointEncoderOutput,
-        tokens: PairTokens,
-        unmasked: dict[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Return the terms of the teacher; a live one runs once for each row, which the gradient cache keeps."""
-        with torch.no_grad():
-            if self.teacher is None:
-                targets = tower_targets(output)
-            elif {"pixel_values", "input_ids"}.isdisjoint(teacher_inputs):
-                targets = self.teacher(teacher_inputs, output)
-            else:
-                targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
-        terms: dict[str, Tensor] = {}
-        if self.args.ld_weight:
-            known = tokens.text_mask & targets.text_mask
-            image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
-            text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
-            terms["ld_loss"] = self.args.ld_weight * (image + text)
-        if self.args.gd_weight:
-            image = global_distillation(unmasked["image"], targets.image_global)
-            text = global_distillation(unmasked["text"], targets.text_global)
-            terms["gd_loss"] = self.args.gd_weight * (image + text)
-        return terms
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder and `LOSS_FILE` to one folder, the encoder's weights last."""
@@ -479,8 +464,7 @@ class SolarStage2Rows(EpochRows):
         candidates: The pairs, with an `id`, that the negatives were mined from; None for `rows`.
 
     Raises:
-        ValueError: A row has no mined negatives, or cached features are combined with candidates. On reading a row:
-            one of its negatives is not in the candidates.
+        ValueError: A row has no mined negatives. On reading a row: one of its negatives is not in the candidates.
     """
 
     def __init__(
@@ -497,10 +481,6 @@ class SolarStage2Rows(EpochRows):
             mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined, self.per_anchor, self.augment = mined, per_anchor, augment
         self.candidates = rows if candidates is None else candidates
-        if candidates is not None and isinstance(rows, CachedFeatures):
-            raise ValueError(
-                "mined_source has no cached features; set feature_copies to 0, or mine from the same rows"
-            )
         self.ids, self._indices = [], {}
         if mined is not None:
             self.ids, names = (
@@ -571,10 +551,10 @@ class SolarStage2Trainer(SolarTrainer):
     Args:
         model: The model of stage 1.
         args: The configuration.
-        train_dataset: Rows `{"image", "text", "id", "group"?}`, or `SolarStage2Rows` of them.
+        train_dataset: Rows `{"image", "text", "id", "group"?}`, or `SolarStage2Rows` of them, for mined negatives that
+            are not in the folder `args.mined`.
         eval_dataset: Rows of pairs, for R@k.
         processing_class: The model's processor.
-        mined: In place of the folder `args.mined`, as for `SolarStage2Rows`.
         kwargs: As for `RetrievalTrainer`: `peft_config`, `columns` ...
 
     Raises:
@@ -584,19 +564,8 @@ class SolarStage2Trainer(SolarTrainer):
 
     config_class = SolarStage2Config
 
-    def __init__(
-        self,
-        model: str | Path | PreTrainedModel,
-        args: TrainingArguments | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.mined = mined
-        super().__init__(model, args, train_dataset, eval_dataset, processing_class, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.data_collator = SolarStage2Collator(self.data_collator)
 
     def prepare_rows(self, rows: Any, args: Any) -> Any:
@@ -610,39 +579,38 @@ class SolarStage2Trainer(SolarTrainer):
             )
         mined = candidates = None
         if args.mined_per_anchor:
-            if self.mined is None and args.mined is None:
+            if args.mined is None:
                 raise ValueError(
                     f"mined_per_anchor={args.mined_per_anchor} needs mined, the output of `conjoin mine`; set "
                     "mined_per_anchor to 0 to train without mined negatives"
                 )
-            mined = load_mined(str(args.mined)) if self.mined is None else self.mined
+            mined = load_mined(args.mined)
             if args.mined_source is not None:
                 names: Any = {f"{role}_column": self._columns.get(role) for role in ("image", "text", "id")}
                 candidates = load_training_pairs(args.mined_source, **names)
         return SolarStage2Rows(rows, mined, args.mined_per_anchor, augment, args.seed, candidates)
 
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
-        """Return the temperatures, the projection heads and the GCL loss; those of stage 1 where there are some."""
-        parts = self.make_parts(model, args, heads=args.itc_weight > 0)
+        """Return the parts of `SolarTrainer` and the temperature of Eq. 5; those of stage 1 where there are some."""
+        loss = super().make_loss(model, args)
         if args.mask_level == "input" and model.config.text_attends_padding:
             raise ValueError(
                 'mask_level="input" masks words before a text tower that leaves masked tokens out; this one '
                 f'({model.config.text_config.model_type}) attends to all: set mask_level to "feature"'
             )
-        own: dict[str, nn.Module] = {"temperature": Temperature(args.temperature, args.learn_temperature)}
-        if args.itc_weight:
-            own = {"contrastive": ContrastiveLoss(args.temperature, args.learn_temperature)} | own
-        loss = nn.ModuleDict(own | parts)
+        loss["temperature"] = Temperature(args.temperature, args.learn_temperature)
         file = Path(model.name_or_path or "") / LOSS_FILE
         state = load_file(str(file)) if file.is_file() else {}
-        if state and args.learn_temperature:
+        if "contrastive.temperature.log_value" in state:
             state["temperature.log_value"] = state["contrastive.temperature.log_value"]
         state = {name: value for name, value in state.items() if args.learn_temperature or "temperature" not in name}
         if args.itc_weight and "heads.image.weight" not in state:
             logger.warning("no projection heads in %r: the Mixed variant starts with new ones", str(file))
         loss.load_state_dict(state, strict=False)
         needs_scores = args.positive == "intersection" and args.mask_source == "frozen"
-        self.scorer = frozen_copy(model) if needs_scores else None
+        towers = (model.vision_model, model.text_model)
+        shared = {id(tower): tower for tower in towers} if all(map(is_frozen, towers)) else {}
+        self.scorer = copy.deepcopy(model, shared).requires_grad_(False).eval() if needs_scores else None
         model.vl_encoder.layers[: args.trainable_vl_layers].requires_grad_(True)
         return loss
 
@@ -653,42 +621,35 @@ class SolarStage2Trainer(SolarTrainer):
         repeated for every row; `augmented` and `mined` give the embeddings of their items.
         """
         self.freeze_dropout(model)
-        embeddings = self._embed_pairs(model, inputs["pairs"]) if "pairs" in inputs else {}
+        embeddings: dict[str, Tensor] = {}
+        if "pairs" in inputs:
+            anchors, teacher_inputs = split_teacher(inputs["pairs"])
+            views = ("fused", *(self.views if self.args.itc_weight or self.args.gcl_weight else ()))
+            output = model(**anchors, views=views, output_tokens=True)
+            fused, *parts = output.pooler_output.chunk(len(views))
+            embeddings = {"anchors": fused} | (self.pair_views(parts, fused) if parts else {})
+            if self.args.positive != "augmented":
+                samples, metrics = self.cached(
+                    "samples", lambda: self.construct(model, anchors, output, teacher_inputs)
+                )
+                constructed = self._embed_samples(model, anchors, output, samples).transpose(0, 1)
+                embeddings |= {"constructed": constructed, "valid": samples.valid[: constructed.shape[1]].T}
+                embeddings |= {name: value.float().expand(len(fused)) for name, value in metrics.items()}
         for name in ("augmented", "mined"):
             if name in inputs:
                 embeddings[name] = model(**inputs[name], views=("fused",)).pooler_output
         return embeddings
 
-    def _embed_pairs(self, model: Any, pairs: dict[str, Any]) -> dict[str, Tensor]:
-        anchors, teacher_inputs = split_teacher(pairs)
-        views = ("fused", *(self.views if self.args.itc_weight or self.args.gcl_weight else ()))
-        output = model(**anchors, views=views, output_tokens=True)
-        parts = dict(zip(views, output.pooler_output.chunk(len(views)), strict=True))
-        embeddings: dict[str, Tensor] = {"anchors": parts["fused"]}
-        if self.args.itc_weight:
-            embeddings |= self.project(parts["image"], parts["text"])
-        if self.args.gcl_weight:
-            embeddings |= dict(zip(GCL_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
-        if self.args.positive == "augmented":
-            return embeddings
-        samples, metrics = self.cached("samples", lambda: self.construct(model, anchors, output, teacher_inputs))
-        constructed = self._embed_samples(model, anchors, output, samples).transpose(0, 1)
-        embeddings |= {"constructed": constructed, "valid": samples.valid[: constructed.shape[1]].T}
-        rows = len(constructed)
-        return embeddings | {name: value.float().expand(rows) for name, value in metrics.items()}
-
     def samples_of(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the samples of each anchor `(N, K, d)`, positive first, and the mask `(N, K)` of existing samples."""
-        rows = len(embeddings["anchors"])
-        if "augmented" in embeddings:
-            samples = embeddings["augmented"].unflatten(0, (rows, -1))
-            exist = torch.ones(samples.shape[:2], dtype=torch.bool, device=samples.device)
-        else:
-            samples, exist = embeddings["constructed"], embeddings["valid"]
-        if "mined" in embeddings:
-            samples = torch.cat([samples, embeddings["mined"].unflatten(0, (rows, -1))], dim=1)
-            exist = torch.cat([exist, inputs["mined_mask"].bool()], dim=1)
-        return samples, exist
+        parts = [(embeddings["constructed"], embeddings["valid"])] if "constructed" in embeddings else []
+        for name in ("augmented", "mined"):
+            if name in embeddings:
+                samples = embeddings[name].unflatten(0, (len(embeddings["anchors"]), -1))
+                everything = torch.ones(samples.shape[:2], dtype=torch.bool, device=samples.device)
+                parts.append((samples, inputs["mined_mask"].bool() if name == "mined" else everything))
+        samples, mask = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        return samples, mask
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return `solar_loss` (Eq. 5) and metrics, and the further losses that have a weight."""
@@ -697,7 +658,7 @@ class SolarStage2Trainer(SolarTrainer):
         gathered = gather_rows(anchors, ids=ids, present=mask[:, :1].any(1))
         positives, negatives = (samples[:, :1], samples[:, 1:]), (mask[:, :1], mask[:, 1:])
         loss = multi_positive(anchors, *positives, temperature, *negatives, gathered=gathered)
-        return {"solar_loss": loss} | self.pair_terms(embeddings, ids) | {"temperature": temperature.detach()}
+        return {"solar_loss": loss} | super().loss_terms(embeddings, inputs) | {"temperature": temperature.detach()}
 
     @torch.no_grad()
     def construct(
@@ -709,9 +670,8 @@ class SolarStage2Trainer(SolarTrainer):
         """
         if self.args.positive == "random":
             *_, image_mask, text_mask = pair_tokens(output)
-            scores = [torch.zeros(mask.shape, device=mask.device) for mask in (image_mask, text_mask)]
-            patches, words = (scores[0], image_mask, EVERYTHING_SHARED), (scores[1], text_mask, EVERYTHING_SHARED)
-            samples = construct_samples(*patches, *words)
+            patches, words = (torch.zeros_like(mask, dtype=torch.float) for mask in (image_mask, text_mask))
+            samples = construct_samples(patches, image_mask, EVERYTHING_SHARED, words, text_mask, EVERYTHING_SHARED)
             return samples, {"positive_rate": samples.valid[0].float().mean()}
         scorer = model
         if self.scorer is not None:
@@ -720,26 +680,25 @@ class SolarStage2Trainer(SolarTrainer):
             if scorer.vision_model is model.vision_model:  # shared frozen towers: reuse their output
                 features = {"image_features": output.image_features, "text_features": output.text_features}
             output = scorer(**anchors | features, views=(), output_tokens=True)
-        tokens = pair_tokens(output)
+        tokens, segments = pair_tokens(output), None
         if self.args.scores == "windows":
-            image, text = window_scores(scorer.vl_encoder, tokens)
+            scores: Sequence[Any] = window_scores(scorer.vl_encoder, tokens)
         else:
-            image, text = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)[1:]
-        taus = [fit_threshold(part).threshold for part in (image, text)]
-        metrics = {"image_threshold": taus[0], "text_threshold": taus[1]}
-        separations = {"image_separation": separation(image), "text_separation": separation(text)}
+            scores = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)[1:]
+        taus = [fit_threshold(part).threshold for part in scores]
+        metrics = {f"{name}_threshold": tau for name, tau in zip(self.views, taus, strict=True)}
+        separations = {f"{name}_separation": separation(part) for name, part in zip(self.views, scores, strict=True)}
         poor = {name: round(float(p), 3) for name, p in separations.items() if p < self.args.min_separation}
         if poor and self.progress == 0:
             raise ValueError(
                 f"{poor}, but min_separation={self.args.min_separation}: the scores of stage 1 hardly separate "
                 "matching from other tokens; train stage 1 for more steps, or set min_separation to 0"
             )
-        segments = segment_patches(tokens.image[:, 1:]) if self.args.segments else None
-        if segments is not None:
+        if self.args.segments:
+            segments = segment_patches(tokens.image[:, 1:])
             metrics["num_segments"] = (segments.amax(1) + 1).float().mean()
-        samples = construct_samples(
-            image.scores, tokens.image_mask, taus[0], text.scores, tokens.text_mask, taus[1], segments
-        )
+        parts = [(part.scores, mask, tau) for part, mask, tau in zip(scores, tokens[2:], taus, strict=True)]
+        samples = construct_samples(*parts[0], *parts[1], segments)
         return samples, metrics | separations | {"positive_rate": samples.valid[0].float().mean()}
 
     def _embed_samples(
@@ -770,18 +729,6 @@ def split_teacher(pairs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return inputs, inputs.pop("teacher", {})
 
 
-def towers_of(model: Any) -> list[nn.Module]:
-    """Return both towers of a joint encoder."""
-    return [model.vision_model, model.text_model]
-
-
 def is_frozen(module: nn.Module) -> bool:
     """Whether nothing in a module is trained."""
     return not any(parameter.requires_grad for parameter in module.parameters())
-
-
-def frozen_copy(model: Any) -> Any:
-    """Return a frozen copy of the encoder that shares its towers if they are frozen."""
-    towers = towers_of(model)
-    shared = {id(tower): tower for tower in towers} if all(map(is_frozen, towers)) else {}
-    return copy.deepcopy(model, shared).requires_grad_(False).eval()

@@ -7,14 +7,12 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from scipy.cluster.hierarchy import linkage
+from scipy.cluster.hierarchy import fcluster, leaders, linkage
 from torch import Tensor
 
 from conjoin.losses import AlignmentTerms, LocalScores, ScoreStatistics, Threshold, alignment_terms, qda_threshold
 from conjoin.models.joint_encoder import JointEncoderOutput
 
-SCHEDULES = ("linear", "cosine")
 PATCH_WINDOW, PATCH_STRIDE, WORD_WINDOW = 4, 3, 2
 IMAGES_PER_BLOCK = 32
 """Number of images whose distances are in memory at once."""
@@ -52,7 +50,7 @@ def pair_tokens(output: JointEncoderOutput) -> PairTokens:
     for name, mask in (("image", output.image_token_mask), ("text", output.text_token_mask)):
         if mask is None or not mask.any(1).all():
             lacking = "all" if mask is None else (~mask.any(1)).nonzero().flatten().tolist()[:5]
-            raise ValueError(f"SOLAR trains on image-text pairs; rows without {name} tokens: {lacking}")
+            raise ValueError(f"expected image-text pairs; rows without {name} tokens: {lacking}")
     tokens = (output.image_tokens, output.text_tokens, output.image_token_mask, output.text_token_mask)
     return PairTokens(*cast("tuple[Tensor, Tensor, Tensor, Tensor]", tokens))
 
@@ -80,14 +78,9 @@ def window_scores(encode: Callable[[Tensor, Tensor], Tensor], tokens: PairTokens
 
     Returns:
         The scores of patches and of words, with the statistics of matching and other pairs.
-
-    Raises:
-        ValueError: The patches do not fill a square.
     """
     (patches, words), device = (mask.shape[1] for mask in tokens[2:]), tokens.image.device
     side = round(patches**0.5)
-    if side * side != patches:
-        raise ValueError(f"window scores need a square grid of patches, got {patches} patches")
     width = min(PATCH_WINDOW, side)
     starts = sorted({*range(0, side - width + 1, PATCH_STRIDE), side - width})  # with those at the far edges
     grid = torch.arange(patches, device=device).view(side, side)
@@ -164,17 +157,7 @@ def mask_schedule(
         schedule: `"linear"` (the paper's) or `"cosine"`.
         mask_warmup_ratio: Progress at which rho reaches 0, in [0, 1]; 0 gives the hard mask from the start (Table 3).
         mask_start_ratio: Progress at which rho begins to decay, at most `mask_warmup_ratio`.
-
-    Raises:
-        ValueError: An argument is out of range or the schedule is unknown.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; expected one of {SCHEDULES}")
-    for name, value in (("progress", progress), ("mask_warmup_ratio", mask_warmup_ratio)):
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name}={value} must lie in [0, 1]")
-    if not 0.0 <= mask_start_ratio <= mask_warmup_ratio:
-        raise ValueError(f"mask_start_ratio={mask_start_ratio} must lie in [0, mask_warmup_ratio={mask_warmup_ratio}]")
     if progress >= mask_warmup_ratio:
         return 0.0
     if progress <= mask_start_ratio:
@@ -193,12 +176,7 @@ def evolutionary_mask(scores: Tensor, exists: Tensor, threshold: Tensor | float,
         exists: `(N, T)` bool, True for tokens that exist.
         threshold: 0-d threshold from `qda_threshold`.
         rho: Value in [0, 1] from `mask_schedule`; 0 gives the hard mask.
-
-    Raises:
-        ValueError: Rho is outside [0, 1].
     """
-    if not 0.0 <= rho <= 1.0:
-        raise ValueError(f"rho={rho} must lie in [0, 1]")
     shared = (scores > threshold) & exists
     best = scores.masked_fill(~exists, -math.inf).argmax(1, keepdim=True)
     shared = shared.scatter(1, best, shared.gather(1, best) | ~shared.any(1, keepdim=True))
@@ -232,68 +210,33 @@ def segment_patches(
         `(N, P)` integers, the segment of each patch; the segments of an image are numbered from 0 without gaps.
 
     Raises:
-        ValueError: The shape or an argument is invalid, or a feature is NaN or infinite.
+        ValueError: A feature is NaN or infinite.
     """
-    if features.ndim != 3:
-        raise ValueError(f"features has shape {tuple(features.shape)}, expected (N, P, D)")
-    if max_rounds < 1:
-        raise ValueError(f"max_rounds={max_rounds} must be at least 1")
     labels = torch.zeros(features.shape[:2], dtype=torch.long)
-    if features.shape[1] > 1:
-        for start in range(0, len(features), IMAGES_PER_BLOCK):
-            trees = _trees(features[start : start + IMAGES_PER_BLOCK])
-            merges = _adaptive_cut(trees, threshold, step, max_rounds, max_share, max_segments)
-            labels[start : start + IMAGES_PER_BLOCK] = torch.from_numpy(_cut(trees, merges))
+    count = features.shape[1]
+    rows, columns = np.triu_indices(count, 1)
+    for start in range(0, len(features) if count > 1 else 0, IMAGES_PER_BLOCK):
+        block = features[start : start + IMAGES_PER_BLOCK].to(torch.promote_types(features.dtype, torch.float32))
+        with torch.autocast(block.device.type, enabled=False):
+            products = block @ block.mT
+        norms = products.diagonal(dim1=1, dim2=2).sqrt().clamp(min=torch.finfo(products.dtype).tiny)
+        distances = (1 - products / norms[:, :, None] / norms[:, None]).clamp_(min=0)
+        for image, condensed in enumerate(distances.cpu().numpy()[:, rows, columns].astype(np.float64), start):
+            tree, cut = linkage(condensed, "average"), threshold
+            largest = [1, *np.maximum.accumulate(tree[:, 3])]  # patches of the largest segment after so many merges
+            for _ in range(max_rounds):
+                used, merges = cut, np.searchsorted(tree[:, 2], cut, "right")
+                if largest[merges] / count > max_share:
+                    cut -= step
+                elif count - merges > max_segments:
+                    cut += step
+                else:
+                    break
+            segments = fcluster(tree, used, "distance")
+            roots, names = leaders(tree, segments)
+            numbers = np.argsort(names[np.argsort(roots)])  # by the order of merges
+            labels[image] = torch.from_numpy(numbers[segments - 1])
     return labels.to(features.device)
-
-
-def _trees(features: Tensor) -> NDArray[np.float64]:
-    """Return the merges of each image `(n, P - 1, 4)`, sorted by height, in the format of scipy's `linkage`."""
-    features = features.to(torch.promote_types(features.dtype, torch.float32))
-    with torch.autocast(features.device.type, enabled=False):
-        products = features @ features.mT
-    norms = products.diagonal(dim1=1, dim2=2).sqrt().clamp(min=torch.finfo(products.dtype).tiny)
-    distances = (1 - products / norms[:, :, None] / norms[:, None]).clamp_(min=0)
-    rows, columns = np.triu_indices(features.shape[1], 1)
-    condensed = distances.cpu().numpy()[:, rows, columns].astype(np.float64)
-    if not np.isfinite(condensed).all():
-        raise ValueError("features must be finite, and so must the dot products of any two features of an image")
-    return np.stack([linkage(image, "average") for image in condensed])
-
-
-def _adaptive_cut(
-    trees: NDArray[np.float64], threshold: float, step: float, max_rounds: int, max_share: float, max_segments: int
-) -> NDArray[np.intp]:
-    """Return how many merges of each tree Algorithm 1 applies, `(n,)`.
-
-    After m merges there are P - m segments; the largest has the maximum size that these merges produced.
-    """
-    heights, num_patches = trees[:, :, 2], trees.shape[1] + 1
-    largest = np.maximum.accumulate(np.pad(trees[:, :, 3], ((0, 0), (1, 0)), constant_values=1), axis=1)
-    cut = np.full(len(trees), threshold)
-    for _ in range(max_rounds):
-        merges = (heights <= cut[:, None]).sum(axis=1)
-        too_large = largest[np.arange(len(trees)), merges] / num_patches > max_share
-        too_many = ~too_large & (num_patches - merges > max_segments)
-        cut = cut + step * too_many - step * too_large  # an image that needs neither keeps its cut
-    return merges
-
-
-def _cut(trees: NDArray[np.float64], merges: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the segment of each patch `(n, P)` after the first `merges` merges of each tree."""
-    count, num_merges, _ = trees.shape
-    num_patches = num_merges + 1
-    parents = np.tile(np.arange(num_patches + num_merges), (count, 1))
-    for side in (0, 1):
-        children = trees[:, :, side].astype(np.intp)
-        done = np.arange(num_merges) < merges[:, None]
-        np.put_along_axis(parents, children, np.where(done, num_patches + np.arange(num_merges), children), axis=1)
-    for _ in range(math.ceil(math.log2(num_patches))):  # each round doubles the number of levels climbed
-        parents = np.take_along_axis(parents, parents, axis=1)
-    roots = parents[:, :num_patches]
-    used = np.zeros_like(parents)
-    np.put_along_axis(used, roots, 1, axis=1)
-    return np.take_along_axis(used.cumsum(axis=1) - 1, roots, axis=1)
 
 
 class ConstructedSamples(NamedTuple):
@@ -340,22 +283,9 @@ def construct_samples(
         text_threshold: tau_L from `qda_threshold`.
         segments: `(N, P)` integers in [0, P) from `segment_patches`; by default every patch is its own segment.
         generator: Generator of the random numbers.
-
-    Raises:
-        ValueError: The shapes do not match.
     """
-    if image_scores.ndim != 2 or text_scores.ndim != 2 or len(image_scores) != len(text_scores):
-        shapes = f"{tuple(image_scores.shape)} and {tuple(text_scores.shape)}"
-        raise ValueError(f"image_scores and text_scores have shapes {shapes}, expected (N, P) and (N, T)")
     if segments is None:
         segments = torch.arange(image_scores.shape[1], device=image_scores.device).expand_as(image_scores)
-    for name, value, scores in (
-        ("image_mask", image_mask, image_scores),
-        ("text_mask", text_mask, text_scores),
-        ("segments", segments, image_scores),
-    ):
-        if value.shape != scores.shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {tuple(scores.shape)}")
     present = image_mask.bool()
     counts = torch.zeros_like(image_scores).scatter_add(1, segments, present.to(image_scores.dtype))
     totals = torch.zeros_like(image_scores).scatter_add(1, segments, torch.where(present, image_scores, 0.0))
@@ -387,14 +317,8 @@ def mask_pixels(pixel_values: Tensor, image_weights: Tensor, patch_size: int) ->
         pixel_values: `(N, 3, H, W)`, normalised.
         image_weights: `(N, P)`, P = (H // patch_size) * (W // patch_size), row-major.
         patch_size: Side of a patch in pixels; pixels right of and below the patch grid stay unchanged.
-
-    Raises:
-        ValueError: The number of weights differs from the number of patches.
     """
     grid = tuple(length // patch_size for length in pixel_values.shape[-2:])
-    expected = (len(pixel_values), grid[0] * grid[1])
-    if image_weights.shape != expected:
-        raise ValueError(f"image_weights has shape {tuple(image_weights.shape)}, expected {expected}")
     weights = image_weights.to(pixel_values.dtype).unflatten(1, grid)
     weights = weights.repeat_interleave(patch_size, 1).repeat_interleave(patch_size, 2)[:, None]
     masked = pixel_values.clone()

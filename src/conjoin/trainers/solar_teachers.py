@@ -77,8 +77,7 @@ class Teachers:
         max_text_length: Maximum text length in tokens; None for the tokenizer's limit.
 
     Raises:
-        ValueError: The vision model has no patches, a text model has, the vocabularies of both text models differ in
-            size, or the tokenizer is slow.
+        ValueError: The vocabularies of both text models differ in size, or the tokenizer is slow.
     """
 
     def __init__(
@@ -90,12 +89,7 @@ class Teachers:
         text_global: PreTrainedModel | None = None,
         max_text_length: int | None = None,
     ) -> None:
-        if "patch_size" not in vision.config.to_dict():
-            raise ValueError(f"{type(vision).__name__} has no patches (no patch_size), so it cannot teach patches")
         texts = [text] if text_global is None else [text, text_global]
-        for each in texts:
-            if "vision_config" in each.config.sub_configs or "patch_size" in each.config.to_dict():
-                raise ValueError(f"{type(each).__name__} is no text encoder, so it cannot teach words")
         sizes = [each.config.get_text_config().vocab_size for each in texts]
         if len(set(sizes)) > 1:
             raise ValueError(f"text and text_global read the same tokens, but their vocabularies have sizes {sizes}")
@@ -124,27 +118,19 @@ class Teachers:
         """Return the targets for a batch of `TeacherCollator`, aligned to the student's tokens.
 
         Raises:
-            ValueError: The batch has no teacher inputs, or their patch grid or tokens do not match the student's.
+            ValueError: The batch has no teacher inputs.
         """
         image, image_global, words, text_global = (state.float() for state in self.states(teacher_inputs).values())
         tokens, known = align_tokens(words, teacher_inputs["text_spans"], teacher_inputs["student_spans"])
-        mask = cast(Tensor, output.text_token_mask).bool()
-        pairs = (("patches", image, cast(Tensor, output.image_token_mask)), ("text tokens", tokens, mask))
-        for name, ours, students in pairs:
-            if ours.shape[:2] != students.shape:
-                raise ValueError(
-                    f"the student has {tuple(students.shape)} {name} (N, T), the teacher {tuple(ours.shape[:2])}"
-                )
-        return TeacherTargets(image, image_global, tokens, text_global, known & mask)
+        return TeacherTargets(image, image_global, tokens, text_global, known & cast(Tensor, output.text_token_mask))
 
     @torch.no_grad()
     def states(self, teacher_inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the `STATES` of a batch; those that it already contains, precomputed, are returned unchanged."""
         if teacher_inputs.keys() >= {*STATES}:
             return {name: teacher_inputs[name] for name in STATES}
-        if not teacher_inputs.keys() >= {"pixel_values", "input_ids", "attention_mask"}:
-            found = sorted(teacher_inputs)
-            raise ValueError(f"the batch has no teacher inputs, only {found}; collate it by TeacherCollator")
+        if "pixel_values" not in teacher_inputs:
+            raise ValueError("the batch has no teacher inputs: collate images by TeacherCollator (feature_copies=0)")
         pixels, ids, mask = (teacher_inputs[name] for name in ("pixel_values", "input_ids", "attention_mask"))
         for model in (self.vision, *self.texts):
             nn.Module.to(model, pixels.device)
