@@ -213,7 +213,7 @@ def test_tables_of_recipes_say_what_the_recipes_do():
     assert {"gcl/clip_sf.yaml", "contrastive/clip_base.yaml"} <= of_papers
     for path, ((*_, title), *rows) in ((path, rows) for path, rows in said.items() if rows):
         recipe = load_recipe(path)
-        values = recipe.values | vars(recipe.training)
+        values = recipe.training.recipe | vars(recipe.training)
         assert title == "reason" and COMPLETE <= {key for key, *_ in rows}, path
         for key, paper, cell, reason in rows:
             assert cell == paper or reason, f"{path.name}: {key} differs from the paper without a reason"
