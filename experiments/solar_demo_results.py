@@ -16,8 +16,8 @@ from torch import Tensor
 from conjoin.evaluation import (
     Curve,
     Example,
-    Figure,
     Headline,
+    Hit,
     Metric,
     Results,
     Shown,
@@ -28,7 +28,6 @@ from conjoin.evaluation import (
     bootstrap_ci,
     evaluate_symmetric,
     picture,
-    search_examples,
     symmetric_outcomes,
 )
 from conjoin.evaluation.results import TableRow
@@ -74,11 +73,6 @@ MASKS_NOTE = (
     "Kept: % of the tokens of shared / private objects that the mask keeps. Background and other words have no truth."
 )
 DIFFERENCES_NOTE = "In points, with 95 % bootstrap intervals over the triplets; one seed."
-FIGURES_NOTE = (
-    "Test queries drawn at random from those whose picture has objects of both kinds, as the model of stage 1 sees "
-    "them. Red boxes: objects that the text names; blue boxes: objects that it does not. Warm patches and words score "
-    "high; the mask covers grey patches and struck words. Background has no truth, and the mask often keeps it."
-)
 USAGE = """from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("{folder}", trust_remote_code=True)
 picture, text = model.encode([{{"image": "scene.jpg"}}, "an owl and an anchor"])
@@ -154,6 +148,8 @@ def demo_results(runs: DemoRuns, sizes: Mapping[str, int], folder: Path) -> Resu
         for name, triplets in runs.sets.items()
     }
     examples, note = _searches(runs, vectors, outcomes)
+    for name in runs.sets:
+        _draw_scores(runs, name, seed, folder.parent / "pictures")
     parameters = list(model.parameters())
     return Results(
         title=TITLE,
@@ -173,8 +169,6 @@ def demo_results(runs: DemoRuns, sizes: Mapping[str, int], folder: Path) -> Resu
         ],
         tables=[*(_table(name, scores, recall) for name in runs.sets), _differences(outcomes, seed), _masks(runs)],
         curves=_curves(runs),
-        figures=[figure for name in runs.sets for figure in _figures(runs, name, seed)],
-        figures_note=FIGURES_NOTE,
         examples=examples,
         examples_note=note,
         usage=USAGE.format(folder=folder),
@@ -280,9 +274,11 @@ def _search(runs: DemoRuns, name: str, parts: Parts, query: int, title: str) -> 
     candidates = [index for index in range(3 * count) if index != query]
     embeddings = torch.cat([parts[name][candidates], parts[""]])
     gallery = _Gallery([triplets.items[index] for index in candidates], runs.distractors)
-    right = [{candidates.index(count + query)}]
-    asked = _shown(triplets.items[query])
-    return search_examples([asked], parts[name][[query]], gallery, embeddings, right, title=title)[0]
+    right = candidates.index(count + query)
+    scores = F.normalize(embeddings.float(), dim=1) @ F.normalize(parts[name][query].float(), dim=0)
+    hits = [Hit(gallery[index], float(scores[index]), index == right) for index in scores.topk(5).indices.tolist()]
+    rank = int((scores >= scores[right]).sum())  # ties count as better
+    return Example(_shown(triplets.items[query]), hits, rank, len(gallery), title)
 
 
 class _Gallery(Sequence[Shown]):
@@ -303,8 +299,8 @@ def _shown(item: Mapping[str, Any]) -> Shown:
     return Shown(item["text"], picture(load_image(item["image"])))
 
 
-def _figures(runs: DemoRuns, name: str, seed: int) -> list[Figure]:
-    """Scores of stage 1 on queries drawn at random from those whose picture shows something that the text does not."""
+def _draw_scores(runs: DemoRuns, name: str, seed: int, folder: Path) -> None:
+    """Draw scores of stage 1 on random queries whose picture shows something that the text does not."""
     triplets = runs.sets[name]
     objects = [[{each["object"] for each in scene[part]} for part in OBJECTS] for scene in triplets.scenes]
     partly = [index for index, (shown, named) in enumerate(objects) if shown & named and shown - named]
@@ -314,12 +310,11 @@ def _figures(runs: DemoRuns, name: str, seed: int) -> list[Figure]:
     scored = list(
         score_scenes(runs.models[STAGE1], runs.processor, triplets.scenes, features=triplets.features, scores=scores)
     )
-    figures = []
+    folder.mkdir(parents=True, exist_ok=True)
     for index in chosen:
         scene, image = triplets.scenes[index], load_image(triplets.items[index]["image"])
         drawn = draw_scene_scores(image, scene, scored[index], runs.processor.tokenizer)
-        figures.append(Figure(f"{NAMES[name]}: {scene['text']}", picture(drawn, max(drawn.size))))
-    return figures
+        drawn.save(folder / f"{name}-{index}.png")
 
 
 def _curves(runs: DemoRuns) -> list[Curve]:

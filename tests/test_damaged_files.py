@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from conjoin.evaluation.results import Results, Table, read_qrels, read_run, write_qrels, write_run
+from conjoin.evaluation.results import Results, Table, read_qrels, write_qrels
 from conjoin.hub import load_model
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import write_mined
@@ -45,13 +45,13 @@ def make_stock(folder):
 def make_texts(folder):
     folder.mkdir()
     Results("title", "summary", 0, tables=[Table("t", ["a"], [["x"], [0.5]])]).save(folder / "results.json")
-    write_run(folder / "run.txt", {"q1": [("a", 0.5), ("b", 0.25)], "q2": [("b", 1.0)]}, "tag")
     write_qrels(folder / "qrels.txt", {"q1": {"a": 1}, "q2": {"b": 2}})
-    write_checksums(folder, ["results.json", "run.txt", "qrels.txt"])
+    write_qrels(folder / "more.txt", {"q3": {"a": 1, "c": 1}, "q4": {"d": 3}})
+    write_checksums(folder, ["results.json", "qrels.txt", "more.txt"])
 
 
 def read_texts(folder):
-    return Results.load(folder / "results.json"), read_run(folder / "run.txt"), read_qrels(folder / "qrels.txt")
+    return Results.load(folder / "results.json"), *(read_qrels(folder / name) for name in ("qrels.txt", "more.txt"))
 
 
 KINDS = {

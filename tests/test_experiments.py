@@ -130,7 +130,7 @@ def test_the_demo_of_solar(run, tmp_path, monkeypatch):
     results, report = json.loads((tmp_path / "results.json").read_text()), (tmp_path / "report.html").read_text()
     known, unseen, differences, masks = results["tables"]
     assert [len(table["rows"]) for table in (known, unseen, differences, masks)] == [7, 7, 6, 8]
-    assert report.count("<figure") >= len(results["figures"]) >= 2
+    assert report.count("<article") == len(results["examples"]) and len(list((tmp_path / "pictures").iterdir())) >= 2
 
 
 def test_the_map_of_vectors(run, tmp_path, load_first_emoji, monkeypatch):

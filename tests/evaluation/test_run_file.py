@@ -1,48 +1,25 @@
 import numpy as np
 import pytest
 
-from conjoin.evaluation import read_qrels, read_run, write_run
+from conjoin.evaluation import read_qrels, write_run
 
 
-def test_run_round_trip(tmp_path):
+def test_a_run_file(tmp_path):
     rankings = {"1:7": [("d1", 0.1 + 0.2), ("d2", 0.25), ("d3", 0.25)], "q2": [("d9", np.float32(-0.5))]}
     write_run(tmp_path / "run.txt", rankings, "joint")
-    assert (tmp_path / "run.txt").read_text().splitlines()[1] == "1:7 Q0 d2 2 0.25 joint"
-    assert read_run(tmp_path / "run.txt") == rankings
-
-
-def test_rows_of_a_run_may_come_in_any_order(tmp_path):
-    path = tmp_path / "run.txt"
-    path.write_text("q Q0 b 2 0.5 t\n\nr\tQ0\tx\t0\t1\tt\nq Q0 a 1 0.75 t\n")
-    assert read_run(path) == {"q": [("a", 0.75), ("b", 0.5)], "r": [("x", 1.0)]}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", "line 2: expected 'qid Q0 docid rank score tag', got 5 columns"),
-        ("q Q0 a one 0.5 t\n", "line 1: rank must be an integer, got 'one'"),
-        ("q Q0 a 1 high t\n", "line 1: score must be a number, got 'high'"),
-        ("q Q0 a 1 nan t\n", "line 1: score must be finite, got 'nan'"),
-        ("q Q0 a 1 0.5 t\nq Q0 b 1 0.4 t\n", "line 2: query 'q' already has a document at rank 1"),
-        ("q Q0 a 1 0.5 t\nq Q0 a 2 0.4 t\n", "query 'q': document 'a' is ranked twice"),
-        ("q Q0 a 1 0.5 t\nq Q0 b 2 0.6 t\n", "query 'q': scores must be finite and not rise, got 0.6 after 0.5"),
-    ],
-)
-def test_bad_runs(tmp_path, text, message):
-    (tmp_path / "run.txt").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_run(tmp_path / "run.txt")
+    rows = [line.split() for line in (tmp_path / "run.txt").read_text().splitlines()]
+    assert rows[1] == ["1:7", "Q0", "d2", "2", "0.25", "joint"] and len(rows) == 4
+    assert [float(row[4]) for row in rows] == [0.1 + 0.2, 0.25, 0.25, -0.5]
 
 
 @pytest.mark.parametrize(
     ("rankings", "tag", "message"),
     [
-        ({"q 1": []}, "t", "query id must be one word without white space, got 'q 1'"),
+        ({"q 1": [("a", 1.0)]}, "t", "query id must be one word without white space, got 'q 1'"),
         ({"q": [("", 1.0)]}, "t", "document id must be one word"),
         ({"q": [("a", 1.0)]}, "two words", "tag must be one word"),
         ({"q": [("a", float("nan"))]}, "t", "scores must be finite"),
-        ({"q": [("a", 1.0), ("b", 2.0)]}, "t", "not rise, got 2.0 after 1.0"),
+        ({"q": [("a", 1.0), ("b", 2.0)]}, "t", "not rise"),
     ],
 )
 def test_bad_rankings_are_not_written(tmp_path, rankings, tag, message):

@@ -74,6 +74,13 @@ def test_examples_have_the_rank_among_all_candidates(encoder, tmp_path):
     assert [each.title for each in task_examples([scores])] == ["words · q", "words · p"]
 
 
+def test_a_right_candidate_that_ties_has_no_tick(encoder, tmp_path):
+    same = rows("same", {f"s{n}": "ab" for n in range(9)})
+    scores = evaluate_task(encoder, RetrievalTask("ties", rows("one", {"q": "ab"}), (same,), {"q": ["s0"]}), tmp_path)
+    (example,) = scores.examples(["q"])
+    assert example.rank == 9 and not any(hit.correct for hit in example.results)
+
+
 def test_each_query_is_encoded_with_its_instruction(tmp_path):
     seen = []
 

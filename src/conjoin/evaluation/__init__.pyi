@@ -31,13 +31,11 @@ from conjoin.evaluation.report.page import (
     format_results as format_results,
     format_table as format_table,
     render_report as render_report,
-    search_examples as search_examples,
 )
 from conjoin.evaluation.results import (
     Cell as Cell,
     Curve as Curve,
     Example as Example,
-    Figure as Figure,
     Headline as Headline,
     Hit as Hit,
     Metric as Metric,
@@ -47,7 +45,6 @@ from conjoin.evaluation.results import (
     Table as Table,
     picture as picture,
     read_qrels as read_qrels,
-    read_run as read_run,
     score_ranks as score_ranks,
     write_qrels as write_qrels,
     write_run as write_run,

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -32,8 +32,6 @@ from conjoin.structure import build
 SCHEMA_VERSION = 1
 REMEDY = "evaluate again, or remove SHA256SUMS if you changed the file yourself"
 """What mends a damaged file of an evaluation."""
-Run = dict[str, list[tuple[str, float]]]
-Qrels = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -191,15 +189,6 @@ class Curve:
                 raise ValueError(f"curve {self.title!r}, series {name!r}: expected finite [x, y] points, got {bad[0]}")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A picture of the report with its title."""
-
-    title: str
-    image: str
-    """A `data:image/...;base64,` URI, see `picture`."""
-
-
 TableRow = list[str | int | float | Metric | None]
 
 
@@ -242,9 +231,6 @@ class Results:
     symmetric: list[Symmetric] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    figures_note: str = ""
-    """What the figures show."""
     examples: list[Example] = field(default_factory=list)
     examples_note: str = ""
     """How the examples were chosen."""
@@ -328,42 +314,18 @@ def write_run(path: str | os.PathLike[str], rankings: Mapping[str, Sequence[tupl
         tag: Name of the run, one word.
 
     Raises:
-        ValueError: An id or the tag is empty or holds white space, a score is not finite, scores rise along a
-            ranking, or a document is ranked twice for one query.
+        ValueError: An id or the tag is empty or holds white space, a score is not finite, or scores rise.
     """
-    _word(tag, "tag")
     lines = []
     for query, ranking in rankings.items():
-        start = f"{_word(query, 'query id')} Q0"
-        words = [(_word(document, "document id"), score) for document, score in ranking]
-        _check_ranking(ranking, f"query {query!r}")
+        scores = [float(score) for _, score in ranking]
+        if not np.isfinite(scores).all() or sorted(scores, reverse=True) != scores:
+            raise ValueError(f"query {query!r}: scores must be finite and not rise, got {scores[:5]}")
         lines += [
-            f"{start} {word} {rank} {float(score)!r} {tag}\n" for rank, (word, score) in enumerate(words, start=1)
+            f"{_word(query, 'query id')} Q0 {_word(name, 'document id')} {rank} {score!r} {_word(tag, 'tag')}\n"
+            for rank, ((name, _), score) in enumerate(zip(ranking, scores, strict=True), start=1)
         ]
     Path(path).write_text("".join(lines), encoding="utf-8")
-
-
-def read_run(path: str | os.PathLike[str]) -> Run:
-    """Read a run file; for each query the (document id, score) pairs, best first.
-
-    Raises:
-        ValueError: A row without six columns, a rank or score that is not a number, a repeated rank or document, or a
-            score that rises with the rank. The message names the file and the line or query. Or the file differs from
-            its checksum.
-    """
-    check_listed(Path(path), REMEDY)
-    rows: dict[str, dict[int, tuple[str, float]]] = {}
-    for where, columns in _rows(path, (6,), "qid Q0 docid rank score tag"):
-        query, _, document, rank, score, _ = columns
-        ranking = rows.setdefault(query, {})
-        position = _number(int, rank, f"{where}: rank")
-        if position in ranking:
-            raise ValueError(f"{where}: query {query!r} already has a document at rank {position}")
-        ranking[position] = document, _number(float, score, f"{where}: score")
-    run = {query: [ranking[position] for position in sorted(ranking)] for query, ranking in rows.items()}
-    for query, pairs in run.items():
-        _check_ranking(pairs, f"{path}, query {query!r}")
-    return run
 
 
 def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, int]]) -> None:
@@ -380,64 +342,39 @@ def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, i
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
-def read_qrels(path: str | os.PathLike[str]) -> Qrels:
-    """Read the judgements of positive grade from a file of four or five columns.
+def read_qrels(path: str | os.PathLike[str]) -> dict[str, dict[str, int]]:
+    """Read the judgements of positive grade from a file of four or five columns: grades by query id and document.
 
     Raises:
-        ValueError: A row with another number of columns, a grade that is not an integer, or a document that is judged
-            twice for one query. The message names the file and the line. Or the file differs from its checksum.
+        ValueError: Not UTF-8, a row with another number of columns, a grade that is not an integer, or a document that
+            is judged twice for one query. The message names the file and the line. Or the file differs from its
+            checksum.
     """
     check_listed(Path(path), REMEDY)
-    qrels: Qrels = {}
-    for where, columns in _rows(path, (4, 5), "qid 0 docid rel [task]"):
-        query, _, document, grade = columns[:4]
-        judged = qrels.setdefault(query, {})
-        if document in judged:
-            raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
-        judged[document] = _number(int, grade, f"{where}: relevance")
-    kept = {query: {doc: grade for doc, grade in judged.items() if grade > 0} for query, judged in qrels.items()}
-    return {query: judged for query, judged in kept.items() if judged}
-
-
-def _rows(path: str | os.PathLike[str], widths: tuple[int, ...], layout: str) -> Iterator[tuple[str, list[str]]]:
-    """The file and line, for errors, and the columns of each line that is not blank."""
-    with open(path, "rb") as lines:
-        for number, content in enumerate(lines, start=1):
+    qrels: dict[str, dict[str, int]] = {}
+    for number, content in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        where = f"{path}, line {number}"
+        try:
+            columns = content.decode().split()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: not valid UTF-8 ({error})") from error
+        if columns and len(columns) not in (4, 5):
+            raise ValueError(
+                f"{where}: expected 'qid 0 docid rel [task]', got {len(columns)} columns: {content.decode()[:80]!r}"
+            )
+        if columns:
+            query, _, document, grade = columns[:4]
+            if document in qrels.setdefault(query, {}):
+                raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
             try:
-                line = content.decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid UTF-8 ({error})") from error
-            columns = line.split()
-            where = f"{path}, line {number}"
-            if columns and len(columns) not in widths:
-                raise ValueError(f"{where}: expected {layout!r}, got {len(columns)} columns: {line.strip()[:80]!r}")
-            if columns:
-                yield where, columns
+                qrels[query][document] = int(grade)
+            except ValueError as error:
+                raise ValueError(f"{where}: relevance must be an integer, got {grade!r}") from error
+    kept = {query: {name: grade for name, grade in judged.items() if grade > 0} for query, judged in qrels.items()}
+    return {query: judged for query, judged in kept.items() if judged}
 
 
 def _word(text: str, name: str) -> str:
     if not isinstance(text, str) or [text] != text.split():
         raise ValueError(f"{name} must be one word without white space, got {text!r}")
     return text
-
-
-def _check_ranking(ranking: Sequence[tuple[str, float]], name: str) -> None:
-    seen: set[str] = set()
-    previous = math.inf
-    for document, score in ranking:
-        if document in seen:
-            raise ValueError(f"{name}: document {document!r} is ranked twice")
-        if not math.isfinite(score) or score > previous:
-            raise ValueError(f"{name}: scores must be finite and not rise, got {score} after {previous}")
-        seen.add(document)
-        previous = score
-
-
-def _number(kind: Any, text: str, name: str) -> Any:  # noqa: ANN401 - an integer or a finite number
-    try:
-        number = kind(text)
-    except ValueError as error:
-        raise ValueError(f"{name} must be {'an integer' if kind is int else 'a number'}, got {text!r}") from error
-    if kind is float and not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {text!r}")
-    return number

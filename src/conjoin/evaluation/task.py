@@ -341,8 +341,10 @@ class TaskScores:
         for id_ in ids:
             position = self._position[id_]
             ranked = zip(self.results.ids[position], self.results.scores[position].tolist(), strict=False)
-            first = [(name, score) for name, score in ranked if np.isfinite(score)][:_SHOWN_RESULTS]
-            hits = [Hit(show(name), score, name in task.qrels[id_]) for name, score in first]
+            found = [(name, score, name in task.qrels[id_]) for name, score in ranked if np.isfinite(score)]
+            # as in the ranks, a wrong candidate that ties with a right one comes first
+            found.sort(key=lambda hit: hit[1] if hit[2] else hit[1] + tie_tolerance(torch.float32), reverse=True)
+            hits = [Hit(show(name), score, is_right) for name, score, is_right in found[:_SHOWN_RESULTS]]
             query = Shown.from_item(task.queries.item(id_), f"query {id_}")
             is_found = not set(task.qrels[id_]).isdisjoint(self.results.ids[position])
             rank = int(self.ranks[position]) if is_found else self._rank_among_all(position)

@@ -17,7 +17,6 @@ from conjoin.evaluation import (
     Curve,
     Embedded,
     Example,
-    Figure,
     Headline,
     Hit,
     Metric,
@@ -31,7 +30,6 @@ from conjoin.evaluation import (
     format_table,
     picture,
     render_report,
-    search_examples,
 )
 from conjoin.evaluation.report.page import line_chart
 
@@ -60,8 +58,6 @@ def results():
         symmetric=[Symmetric(EVIL, 214, 3000, {"precision": SCORE, "average": SCORE})],
         tables=[Table(EVIL, ["group", EVIL], [["people", SCORE], ["objects", None]], EVIL)],
         curves=[Curve(EVIL, {f"training {EVIL}": [[0, 4.0], [10, 2.5], [20, 2.0]], "none": []}, EVIL)],
-        figures=[Figure(EVIL, red)],
-        figures_note=EVIL,
         examples=[
             Example(Shown(EVIL, red), hits, 2, 385, EVIL),
             Example(Shown("cat"), misses, 37, 385, "text → image"),
@@ -333,19 +329,3 @@ def test_ticks_are_few_and_round(scale):
     assert 3 <= len(labels) <= 7
     values = [float(label) for label in labels]
     assert values == sorted(set(values))
-
-
-def test_searches_show_the_first_results_and_count_ties_against():
-    gallery = [Shown(name) for name in "abcd"]
-    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
-    examples = search_examples(
-        [Shown("q")] * 2, torch.tensor([[1.0, 0.0], [0.0, 3.0]]), gallery, vectors, [{0}, {1, 3}], 3, "title"
-    )
-    assert [example.rank for example in examples] == [2, 1]  # c is as near as a
-    assert [hit.item.text for hit in examples[1].results][:2] == ["b", "d"]
-    assert [hit.correct for hit in examples[1].results] == [True, True, False]
-    assert {(example.gallery, example.title) for example in examples} == {(4, "title")}
-    with pytest.raises(ValueError, match="gallery: 3 items are shown, but 4 embedded"):
-        search_examples([Shown("q")], vectors[:1], gallery[:3], vectors, [{0}])
-    with pytest.raises(ValueError, match="at least one candidate for every query"):
-        search_examples([Shown("q")], vectors[:1], gallery, vectors, [set()])

@@ -4,19 +4,15 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from conjoin.evaluation.metrics import rank_of_relevant
-from conjoin.evaluation.results import Cell, Curve, Example, Hit, Metric, Results, Shown, Symmetric, Table, TableRow
+from conjoin.evaluation.results import Cell, Curve, Example, Metric, Results, Symmetric, Table, TableRow
 from conjoin.evaluation.task import TaskScores
 
 _PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}\Z")
@@ -51,6 +47,8 @@ def render_report(results: Results | str | os.PathLike[str], out_html: str | os.
     """
     if not isinstance(results, Results):
         results = Results.load(results)
+    run = {"seed": results.seed, **({"date": results.created} if results.created else {}), **results.versions}
+    facts = {"Model": results.model, "Data": results.dataset, "Versions": run, "Configuration": results.config}
     return write_page(
         "conjoin.evaluation.report",
         "report.html.j2",
@@ -60,7 +58,7 @@ def render_report(results: Results | str | os.PathLike[str], out_html: str | os.
         heading=_heading(results),
         combinations=combination_tables(results.combinations),
         symmetric=symmetric_table(results.symmetric) if results.symmetric else None,
-        facts=[(title, list(_flatten(facts))) for title, facts in _facts(results) if facts],
+        facts=[(title, list(_flatten(each))) for title, each in facts.items() if each],
     )
 
 
@@ -91,11 +89,6 @@ def _heading(results: Results) -> str:
     model = "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() else name
     benchmark = "" if results.benchmark.lower() in results.title.lower() else results.benchmark
     return " · ".join(part for part in (benchmark, results.title, model) if part)
-
-
-def _facts(results: Results) -> list[tuple[str, dict[str, Any]]]:
-    run = {"seed": results.seed, **({"date": results.created} if results.created else {}), **results.versions}
-    return [("Model", results.model), ("Data", results.dataset), ("Versions", run), ("Configuration", results.config)]
 
 
 def _flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -232,50 +225,43 @@ def line_chart(series: Mapping[str, Sequence[Sequence[float]]], x_label: str, ti
     Lines differ in colour and in dash. A series of more than 300 points is averaged in 300 bins. A chart without
     points shows the text "no values".
     """
-    data = {name: _thin(np.asarray(points, dtype=float)) for name, points in series.items() if len(points)}
+    data = {
+        name: np.array([part.mean(axis=0) for part in np.array_split(points, min(len(points), _MOST_POINTS))])
+        for name, points in series.items()
+        if len(points)
+    }
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
     if not data:
         return f'{head}<text x="{_WIDTH / 2}" y="{_HEIGHT / 2}" text-anchor="middle">no values</text></svg>'
-    points = np.concatenate(list(data.values()))
-    (x_low, x_high), (y_low, y_high) = _span(points[:, 0]), _span(points[:, 1])
+    (x_low, x_high), (y_low, y_high) = map(_span, np.concatenate(list(data.values())).T)
     x_ticks, y_ticks = _ticks(x_low, x_high), _ticks(y_low, y_high)
     y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
 
-    def to_pixels(xy: np.ndarray) -> np.ndarray:
-        x = _LEFT + (xy[:, 0] - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
-        y = _HEIGHT - _BOTTOM - (xy[:, 1] - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
-        return np.stack((x, y), axis=1)
+    def pixels(x: Any, y: Any) -> tuple[Any, Any]:  # noqa: ANN401 - numbers or arrays
+        across, up = (x - x_low) / (x_high - x_low), (y - y_low) / (y_high - y_low)
+        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [head, *_legend(list(data))]
-    for tick, (_, y) in zip(y_ticks, to_pixels(np.array([(x_low, tick) for tick in y_ticks])), strict=True):
+    parts = [head]
+    for tick in y_ticks:
+        y = pixels(x_low, tick)[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick, (x, _) in zip(x_ticks, to_pixels(np.array([(tick, y_low) for tick in x_ticks])), strict=True):
+    for tick in x_ticks:
+        x = pixels(tick, y_low)[0]
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{tick:g}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
-    for number, values in enumerate(data.values()):
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in to_pixels(values))
-        parts.append(f'<polyline class="line s{number % 4}" points="{corners}"/>')
-        if len(values) <= 30:
-            parts += [
-                f'<circle class="dot s{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in to_pixels(values)
-            ]
+    left = float(_LEFT)
+    for number, (name, values) in enumerate(data.items()):
+        style, points = f"s{number % 4}", list(zip(*pixels(*values.T), strict=True))
+        parts.append(f'<line class="line {style}" x1="{left:.0f}" x2="{left + 24:.0f}" y1="14" y2="14"/>')
+        parts.append(f'<text x="{left + 30:.0f}" y="18">{escape(name)}</text>')
+        left += 48 + 6.6 * len(name)
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline class="line {style}" points="{corners}"/>')
+        if len(points) <= 30:
+            parts += [f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points]
     return "".join([*parts, "</svg>"])
-
-
-def _legend(names: list[str]) -> list[str]:
-    parts, x = [], float(_LEFT)
-    for number, name in enumerate(names):
-        parts.append(f'<line class="line s{number % 4}" x1="{x:.0f}" x2="{x + 24:.0f}" y1="14" y2="14"/>')
-        parts.append(f'<text x="{x + 30:.0f}" y="18">{escape(name)}</text>')
-        x += 48 + 6.6 * len(name)
-    return parts
-
-
-def _thin(points: np.ndarray) -> np.ndarray:
-    bins = np.array_split(points, min(len(points), _MOST_POINTS))
-    return np.stack([part.mean(axis=0) for part in bins])
 
 
 def _span(values: np.ndarray) -> tuple[float, float]:
@@ -304,46 +290,4 @@ def task_examples(scores: Sequence[TaskScores], spread: int | None = None) -> li
     for each in scores:
         chosen = each.spread(spread)
         examples += each.examples([*chosen, *(id_ for id_ in each.spread(spread, missed=True) if id_ not in chosen)])
-    return examples
-
-
-def search_examples(
-    queries: Sequence[Shown],
-    query_embeddings: Tensor,
-    gallery: Sequence[Shown],
-    gallery_embeddings: Tensor,
-    relevant: Sequence[Collection[int]],
-    k: int = 5,
-    title: str = "",
-) -> list[Example]:
-    """Rank the gallery for each query by cosine similarity and keep the first `k`.
-
-    Args:
-        queries: The Q queries as the report shows them.
-        query_embeddings: `(Q, D)`.
-        gallery: The G candidates as the report shows them.
-        gallery_embeddings: `(G, D)`.
-        relevant: For each query the positions of the right candidates in the gallery.
-        k: Number of results shown.
-        title: Of every example.
-
-    Returns:
-        One example per query, for `Results.examples`. In the rank of the first right candidate, ties count as better.
-
-    Raises:
-        ValueError: Items and embeddings differ in number, or a query has no right candidate.
-    """
-    sizes = {"queries": (len(queries), len(query_embeddings)), "gallery": (len(gallery), len(gallery_embeddings))}
-    for name, (shown, embedded) in sizes.items():
-        if shown != embedded:
-            raise ValueError(f"{name}: {shown} items are shown, but {embedded} embedded")
-    if len(relevant) != len(queries) or not all(relevant):
-        raise ValueError("relevant must name at least one candidate for every query")
-    scores = F.normalize(query_embeddings.float(), dim=1) @ F.normalize(gallery_embeddings.float(), dim=1).T
-    is_right = torch.tensor([[index in right for index in range(len(gallery))] for right in relevant])
-    examples = []
-    for query, row, right, rank in zip(queries, scores, relevant, rank_of_relevant(scores, is_right), strict=True):
-        best = zip(*(part.tolist() for part in row.topk(min(k, len(gallery)))), strict=True)
-        hits = [Hit(gallery[index], score, index in right) for score, index in best]
-        examples.append(Example(query, hits, int(rank), len(gallery), title))
     return examples
