@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from conjoin.data import MBEIR_CELLS
-from conjoin.evaluation import EvaluateOptions, Metric, format_results, read_run
+from conjoin.evaluation import EvaluateOptions, Metric, format_results
 from conjoin.evaluation.tasks.mbeir import MbeirScore, average_score, evaluate_mbeir, mbeir_results
 from tiny_letters import letters_encoder
+from tiny_runs import read_run
 
 HEADER = "query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2"
 CELL = "webqa_task1"

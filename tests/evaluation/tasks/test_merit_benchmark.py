@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from conjoin.evaluation import format_results, read_qrels, read_run
+from conjoin.evaluation import format_results, read_qrels
 from conjoin.evaluation.tasks.merit import evaluate_merit, merit_results
 from tiny_encoder import tiny_encoder
 from tiny_letters import letters_encoder
 from tiny_merit import png, write_products, write_queries
+from tiny_runs import read_run
 
 
 @pytest.fixture(scope="module", autouse=True)
