@@ -138,7 +138,7 @@ def test_training_and_evaluation(name, monkeypatch, tiny_checkpoints, mllm_check
         trainer.eval_dataset = trainer.train_dataset
     losses, metrics = run(trainers[0])
     with second_device() as device:
-        move(trainers[1].objective)
+        move(trainers[1].model)
         monkeypatch.setattr(type(trainers[1].args), "device", device)
         monkeypatch.setattr(Accelerator, "device", device)
         found = run(trainers[1])

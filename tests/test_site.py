@@ -39,7 +39,7 @@ def test_pages_need_nothing_from_other_hosts(site):
 def test_the_readme_is_the_start_and_its_links_stay_in_the_site(site):
     start = (site / "index.html").read_text(encoding="utf-8")
     assert "Universal multimodal retrieval" in start
-    assert 'href="retrieval.html#several-images-in-one-item"' in start and 'href="contributing.html"' in start
+    assert 'href="own_data.html"' in start and 'href="contributing.html"' in start
     assert 'href="docs/' not in start
 
 

@@ -54,6 +54,10 @@ RECIPES = {
 """What the recipes of the reader's clone have otherwise here. The commands run as printed."""
 SIZES = {
     "experiments/scenes.py": "--objects 24 --train 8 --distractors 2 --triplets 2",
+    "train training_args/sample/demo.yaml": "--per_device_train_batch_size 8",
+    "train training_args/finetune/qwen3_vl_embedding.yaml": "--per_device_train_batch_size 2",
+    "train training_args/solar/sample_stage1.yaml": "--per_device_train_batch_size 4",
+    "train training_args/solar/sample_stage2.yaml": "--per_device_train_batch_size 4",
     "train training_args/puma/stage1_qwen2_vl_7b.yaml": "--per_device_train_batch_size 8",
     "train training_args/puma/stage2_qwen2_vl_7b.yaml": "--per_device_train_batch_size 2",
     "data compose-queries": "--queries 8 --test-queries 2 --test-share 0.3 --max-positive-share 0.3",

@@ -152,7 +152,7 @@ def test_fewer_miners_are_miners_left_out_of_the_file():
     """The rows of Table 6 that leave miners out are miners left out of the file that `conjoin mine` reads."""
     from conjoin.retrieval import parse_miners
 
-    (block,) = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)
+    (block,) = re.findall(r"```yaml\n(miners:.*?)```", (ROOT / "docs/mining.md").read_text(), re.DOTALL)
     miners = parse_miners(yaml.safe_load(block)["miners"])
     assert len(miners) == 7
     assert [sum("clip-vit" in miner.model for miner in miners), len({miner.model for miner in miners})] == [4, 4]

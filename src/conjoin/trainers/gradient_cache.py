@@ -26,7 +26,8 @@ class RandomState:
 
     def __init__(self, device: torch.device) -> None:
         self.cpu = torch.get_rng_state()
-        self.device: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        module = None if device.type == "cpu" else torch.get_device_module(device)
+        self.device: Any = module if hasattr(module, "get_rng_state") else None  # it has no random numbers
         self.arguments = () if device.type == "mps" else (device,)  # it has one generator
         self.state = None if self.device is None else self.device.get_rng_state(*self.arguments)
 
