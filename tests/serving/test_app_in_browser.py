@@ -47,7 +47,7 @@ def url(loading):
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        # Gradio's client loses an event that is sent while the stream of the one before closes: as a person, wait a moment.
+        # Gradio's client loses an event that is sent while the stream of the one before closes: wait, as a person does
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], slow_mo=250)
         yield browser
         browser.close()
