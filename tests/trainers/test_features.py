@@ -105,6 +105,16 @@ def test_the_towers_run_again_only_for_other_rows(cache, monkeypatch):
     assert moved.nonzero().flatten().tolist() == [3]
 
 
+def test_features_of_several_evaluation_sets_and_of_no_training_rows(tiny_checkpoints, tmp_path):
+    settings = {"feature_copies": 1, "features_dir": str(tmp_path / "features")}
+    rows = make_rows(5)
+    for given in (rows, {"all": rows, "some": rows.select(range(2))}):
+        trainer = make_trainer("gcl", *frozen(tiny_checkpoints), tmp_path, None, given, **settings)
+        metrics = trainer.evaluate()
+        names = ["eval"] if given is rows else ["eval_all", "eval_some"]
+        assert all(f"{name}_mean_hit_rate@1" in metrics for name in names)
+
+
 @pytest.mark.parametrize(("bf16", "dtype"), [("true", torch.bfloat16), ("false", torch.float32)])
 def test_the_precision_of_the_run_is_that_of_its_features(tiny_checkpoints, tmp_path, bf16, dtype):
     settings = {"feature_copies": 1, "features_dir": str(tmp_path), "bf16": bf16}

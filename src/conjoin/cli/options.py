@@ -127,12 +127,6 @@ def add_options(
     return group
 
 
-def add_declared(group: argparse._ArgumentGroup, kind: type) -> None:
-    """Add the options that a dataclass declares."""
-    for flag, settings in _flags(kind).items():
-        group.add_argument(flag, **settings)
-
-
 def add_data_options(
     parser: argparse.ArgumentParser, names: tuple[str, ...] = DATA_OPTIONS
 ) -> argparse._ArgumentGroup:

@@ -1,5 +1,6 @@
 """The base of all trainers: `embed` and `loss_terms` in one forward, in a `Trainer` that keeps its habits."""
 
+import functools
 import logging
 import os
 import re
@@ -251,9 +252,9 @@ class RetrievalTrainer(Trainer):
 
     A subclass has two hooks: `embed`, from a batch to embeddings, and `loss_terms`, from the embeddings of a whole
     batch to named terms. Terms that end in `_loss` are summed; all are logged. `make_loss` returns what else is
-    trained, as `self.loss`. Embeddings are gathered from all
-    devices by the losses. Checkpoints hold the full training state. `save_model` writes the encoder alone, with its
-    adapters merged, as `AutoModel`, sentence-transformers and this package load it.
+    trained, as `self.loss`. The losses gather the embeddings from all devices. Checkpoints hold the full training
+    state. `save_model` writes the encoder alone, with its adapters merged, as `AutoModel`, sentence-transformers and
+    this package load it.
 
     Args:
         model: A name or folder, or a loaded model: one of this package; CLIP or SigLIP, which becomes score fusion; a
@@ -332,13 +333,21 @@ class RetrievalTrainer(Trainer):
         eval_dataset = self.rename_columns(eval_dataset)
         if args.feature_copies:
             data_collator = collate_features
-            cached: dict[str, Any] = {"folder": args.features_dir, "seed": args.seed, "args": args}
-            cached["dtype"] = torch.bfloat16 if args.bf16 else torch.float32
-            train_dataset = cache_features(
-                encoder, processing_class, train_dataset, copies=args.feature_copies, **cached
+            cache = functools.partial(
+                cache_features,
+                encoder,
+                processing_class,
+                folder=args.features_dir,
+                seed=args.seed,
+                dtype=torch.bfloat16 if args.bf16 else torch.float32,
+                args=args,
             )
-            if eval_dataset is not None:
-                eval_dataset = cache_features(encoder, processing_class, eval_dataset, first_only=True, **cached)
+            if train_dataset is not None:
+                train_dataset = cache(train_dataset, copies=args.feature_copies)
+            if isinstance(eval_dataset, Mapping):
+                eval_dataset = {name: cache(rows, first_only=True) for name, rows in eval_dataset.items()}
+            elif eval_dataset is not None:
+                eval_dataset = cache(eval_dataset, first_only=True)
         train_dataset = self.prepare_rows(train_dataset, args)
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),

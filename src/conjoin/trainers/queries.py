@@ -75,7 +75,7 @@ class Candidates(NamedTuple):
 
 
 class QueryCandidateTrainer(RetrievalTrainer):
-    """Trains on rows `{"query", "positive", "instruction"?, "negatives"?, ...}` ; a subclass defines `loss_terms`.
+    """Trains on rows `{"query", "positive", "instruction"?, "negatives"?, ...}`; a subclass defines `loss_terms`.
 
     A batch has the `PARTS` with N, N and M rows; `ids` and `candidate_modality` are `(N + M,)`. The random choices of
     a row depend only on the seed, the epoch and the row.

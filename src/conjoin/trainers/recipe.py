@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import datasets
+from accelerate import PartialState
 from peft import LoraConfig
-from transformers import HfArgumentParser, PreTrainedModel, ProcessorMixin, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedModel, ProcessorMixin
 
 import conjoin
 from conjoin.data import (
@@ -159,7 +160,7 @@ class ModelArguments:
             config = self.peft_config()
             if config is None:
                 raise ValueError("load_in_4bit stores the layers with adapters in 4 bits; set use_peft: true")
-            quantize(model, config, TrainingArguments("runs").device)
+            quantize(model, config, PartialState().device)
         return model, processor
 
     def peft_config(self) -> LoraConfig | None:
