@@ -78,7 +78,7 @@ def test_train_solar(rows, tiny_checkpoints):
         assert load_model(rows / stage)[0].config.hidden_size == 16
 
 
-def test_train_puma(rows, mllm_checkpoints):
+def test_train_puma_on_two_ranks(rows, mllm_checkpoints):
     mllm = {"model_name_or_path": mllm_checkpoints("qwen2_vl")[0], "model_init_kwargs": {"keep_layers": 2}}
     data = {"dataset_name": str(rows / "nli.jsonl"), "dataset_format": "nli"}
     queries = [{"query": f"q {n}", "positive": f"p {n}", "target_modality": "text"} for n in range(8)]
@@ -87,7 +87,7 @@ def test_train_puma(rows, mllm_checkpoints):
     second = recipe(
         rows, "two", trainer="puma_stage2", dataset_name=str(rows / "tuning.jsonl"), dataset_format="queries"
     )
-    start("train_puma.py", first, second)
+    start("train_puma.py", first, second, ranks=2)
     assert [load_model(rows / name)[0].config.keep_layers for name in ("one", "two")] == [2, 2]
 
 

@@ -140,6 +140,7 @@ def run(trainer: RetrievalTrainer) -> None:
         if args.should_save:
             _save_adapter(trainer, folder / "adapter")
             write_text(folder / "recipe.json", json.dumps(_record(trainer), indent=2) + "\n")
+        trainer.accelerator.wait_for_everyone()  # who loads the model next, on any process, finds it
         if args.push_to_hub:
             trainer.push_to_hub()
 
