@@ -4,8 +4,8 @@ All weights and vectors are random. Each number is the median over the turns of 
 programs on the machine affect it less than wall time. Four charts are drawn as SVG.
 
     vectors  `exact_search`, FAISS flat and FAISS HNSW (up to --most-hnsw): milliseconds for a query
-    batch    a joint encoder's text and vision tower: milliseconds for an item
-    length   its text tower: milliseconds for a text
+    batch    a BERT and a DINOv2: milliseconds for an item
+    length   the BERT: milliseconds for a text
     layers   a Qwen2-VL of 28 layers cut to the first: milliseconds for a text
 
     python benchmarks/cost_growth.py --out runs/growth
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import faiss
-import joint_encoder
 import numpy as np
 import pruned_mllm
 import torch
 from plot import draw
+from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model
 from turns import setup, timed, write_json
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -32,6 +32,8 @@ from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval.vectors import exact_search
 
 Line = list[tuple[float, float]]
+SIZES = {"tiny": (32, 2, 2, 56), "small": (384, 6, 12, 98)}
+"""Width, layers and heads of both towers, and the pixels of an image's side."""
 
 
 def milliseconds(function: Callable[[], object], turns: int) -> float:
@@ -67,24 +69,25 @@ def by_vectors(args: argparse.Namespace) -> dict[str, Line]:
 
 def towers(args: argparse.Namespace) -> tuple[dict[str, Line], dict[str, Line]]:
     """Lines of milliseconds per item by batch, and per text by length."""
-    size = joint_encoder.SIZES[args.size]
-    model, cpu = joint_encoder.build_encoder(size, None), torch.device("cpu")
+    width, layers, heads, side = SIZES[args.size]
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    torch.manual_seed(0)
+    text = BertModel(BertConfig(intermediate_size=4 * width, **sizes)).eval()
+    image = Dinov2Model(Dinov2Config(patch_size=14, image_size=224, **sizes)).eval()
+
+    def ids(count: int, length: int) -> torch.Tensor:
+        return torch.randint(5, text.config.vocab_size, (count, length))
+
     batches: dict[str, Line] = {"text": [], "image": []}
     for count in args.batches:
-        batch = joint_encoder.pairs(size, count, cpu)
-        text = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        runs = {
-            "text": lambda text=text: model.run_text_tower(**text),
-            "image": lambda batch=batch: model.run_vision_tower(batch["pixel_values"]),
-        }
-        for name, run in runs.items():
-            batches[name].append((count, milliseconds(run, args.turns) / count))
+        inputs = {"text": (text, ids(count, 16)), "image": (image, torch.randn(count, 3, side, side))}
+        for name, (tower, values) in inputs.items():
+            time = milliseconds(lambda tower=tower, values=values: tower(values), args.turns)
+            batches[name].append((count, time / count))
     lengths: Line = []
     for length in args.lengths:
-        ids = torch.randint(5, size.text.vocab_size - 5, (4, length))
-        mask = torch.ones_like(ids)
-        run_ = lambda ids=ids, mask=mask: model.run_text_tower(ids, mask)  # noqa: E731
-        lengths.append((length, milliseconds(run_, args.turns) / 4))
+        values = ids(4, length)
+        lengths.append((length, milliseconds(lambda values=values: text(values), args.turns) / 4))
     return batches, {"text": lengths}
 
 

@@ -255,43 +255,6 @@ def ratio(slower: list[tuple[float, float]], faster: list[tuple[float, float]], 
     return statistics.median(first[clock] / second[clock] for first, second in zip(slower, faster, strict=True))
 
 
-def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> dict[str, float]:
-    """Speed-up of texts sorted by length over random order, and of one tower pass over many images."""
-    size, forward = args.batch_size, variants["pruned"]
-    texts = make_items("text", 4 * size, args.size)
-    orders = {"random": texts, "sorted": sorted(texts, key=len)}
-    batches = {
-        name: [dict(processor(items[i : i + size])) for i in range(0, len(items), size)]
-        for name, items in orders.items()
-    }
-    pixels = dict(processor(make_items("image", size, args.size)))
-    tower = forward.model._image_tokens  # type: ignore[attr-defined]
-    grids = pixels["image_grids"]
-    rows = [row[mask] for row, mask in zip(pixels["pixel_values"], pixels["pixel_attention_mask"], strict=True)]
-    runs: dict[str, Callable[[], Any]] = {
-        "random": lambda: [forward(batch) for batch in batches["random"]],
-        "sorted": lambda: [forward(batch) for batch in batches["sorted"]],
-        "one by one": lambda: [tower(row, grid) for row, grid in zip(rows, grids, strict=True)],
-        "together": lambda: tower(torch.cat(rows), grids.flatten(0, 1)),
-    }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for _ in range(args.turns + 1):
-        for name, run in runs.items():
-            times[name].append(seconds(run))
-    padding = {
-        name: 1 - sum(int(b["attention_mask"].sum()) for b in made) / sum(b["attention_mask"].numel() for b in made)
-        for name, made in batches.items()
-    }
-    return {
-        "sorted_over_random": ratio(times["random"][1:], times["sorted"][1:]),
-        "cpu_sorted_over_random": ratio(times["random"][1:], times["sorted"][1:], 1),
-        "padding_random": padding["random"],
-        "padding_sorted": padding["sorted"],
-        "vision_together_over_one_by_one": ratio(times["one by one"][1:], times["together"][1:]),
-        "cpu_vision_together_over_one_by_one": ratio(times["one by one"][1:], times["together"][1:], 1),
-    }
-
-
 class CountedReads:
     """Replaces `safe_open` and counts the bytes of every tensor that is read."""
 
@@ -451,8 +414,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             rows = compare(kind, variants, processor, args)
             show(rows, COLUMNS)
             found["throughput"] += rows
-        found["further_steps"] = further_steps(variants, processor, args)
-        print("\n" + ", ".join(f"{name} {value:.3f}" for name, value in found["further_steps"].items()))
         if not args.no_loading:
             del variants
             found["loading"] = loading_in_children(folder, args)
