@@ -158,8 +158,6 @@ def test_named_functions_exist():
     for page in PAGES:
         for dotted in re.findall(r"`(conjoin(?:\.\w+)+)", page.read_text(encoding="utf-8")):
             module, _, name = dotted.rpartition(".")
-            if dotted == "conjoin.benchmarks":  # a group of entry points
-                continue
             found = importlib.util.find_spec(dotted) if name.islower() and is_module(dotted) else None
             assert found or hasattr(importlib.import_module(module), name), f"{page.name} names {dotted}"
 

@@ -2,10 +2,7 @@
 
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
 
 import datasets
 import mini_mbeir
@@ -192,43 +189,3 @@ def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["evaluate", model, "--out", str(tmp_path)])
     assert "the following arguments are required: --benchmark" in capsys.readouterr().err
-
-
-TOY = """
-from conjoin.evaluation import BENCHMARKS, Benchmark, Headline, Metric, Results, Table, flag
-
-def run(encoder, args, out):
-    width = encoder.encode(args.words, show_progress=not args.quiet).shape[1]
-    (out / "width.txt").write_text(str(width))
-    rows = [[word, Metric.from_values([len(word) > 3, True], chance=0.5)] for word in args.words]
-    return Results("Toy words", args.data, args.seed, headline=[Headline("all", Metric(0.25))],
-                   tables=[Table("Words", ["word", "long"], rows)])
-
-FLAGS = [flag("--words", "the words", nargs="+", default=["a"])]
-BENCHMARKS.register(Benchmark("toy", "words of a toy", run, FLAGS, reads_data="optional"))
-"""
-
-
-@pytest.mark.slow
-def test_another_package_registers_a_benchmark(model, tmp_path):
-    """An installed distribution that this package has never heard of, as `pip` would leave it."""
-    site, out = tmp_path / "site", tmp_path / "out"
-    (site / "toy_room-1.0.dist-info").mkdir(parents=True)
-    (site / "toy_room.py").write_text(TOY)
-    (site / "toy_room-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: toy-room\nVersion: 1.0\n")
-    (site / "toy_room-1.0.dist-info/entry_points.txt").write_text("[conjoin.benchmarks]\ntoy = toy_room\n")
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-    def conjoin(*words):
-        command = [sys.executable, "-m", "conjoin", "evaluate", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
-
-    words = ("--words", "apple", "fig", "--benchmark", "toy", "--out", out, "--quiet", "--data", site, "--seed", 5)
-    done = conjoin(model, *words)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["Toy", "words"] in lines and ["apple", "100.0", "100–100", "50.0"] in lines
-    results = Results.load(out / "results.json")
-    assert (results.title, results.seed, results.summary) == ("Toy words", 5, str(site))
-    assert results.model["name"] == model and [row[0] for row in results.tables[0].rows] == ["apple", "fig"]
-    assert "<td>fig</td>" in (out / "report.html").read_text() and int((out / "width.txt").read_text()) > 0

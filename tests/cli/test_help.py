@@ -6,7 +6,7 @@ import pytest
 
 from conjoin.cli import evaluate
 from conjoin.cli.main import make_parser
-from conjoin.evaluation import BENCHMARKS
+from conjoin.evaluation.tasks import NAMES, load_benchmark
 
 
 def parsers(parser):
@@ -21,10 +21,10 @@ def parsers(parser):
 
 def of_benchmark(name):
     """The options of `conjoin evaluate --benchmark NAME`."""
-    return evaluate._parser("", BENCHMARKS[name])
+    return evaluate._parser("", load_benchmark(name))
 
 
-EVALUATE = {f"conjoin evaluate --benchmark {name}": of_benchmark(name) for name in BENCHMARKS}
+EVALUATE = {f"conjoin evaluate --benchmark {name}": of_benchmark(name) for name in NAMES}
 ALL = {name: parser for name, parser in parsers(make_parser()).items() if name != "conjoin evaluate"} | EVALUATE
 
 

@@ -75,19 +75,19 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     Raises:
         ValueError: An unknown benchmark or option, or `--data` that the benchmark needs or does not read.
     """
-    from conjoin.evaluation.benchmark import BENCHMARKS
+    from conjoin.evaluation.tasks import NAMES, load_benchmark
 
     finder = argparse.ArgumentParser(PROG, add_help=False)
     finder.add_argument("--benchmark")
     name = finder.parse_known_args(words)[0].benchmark
     if name is None:
-        listed = "\n".join(f"  {each.name:<12}{each.help}" for each in BENCHMARKS.values())
+        listed = "\n".join(f"  {each.name:<12}{each.help}" for each in map(load_benchmark, NAMES))
         help_of_one = f"{PROG} --benchmark NAME --help shows the options of one benchmark"
         example = f"example: {PROG} runs/demo/model --benchmark emoji --out runs/demo-emoji"
         _parser(f"benchmarks:\n{listed}\n\n{help_of_one}\n{example}").parse_args(
             words
         )  # exits: the benchmark is missing
-    benchmark = BENCHMARKS[name]
+    benchmark = load_benchmark(name)
     parser = _parser(f"{name}: {benchmark.help}", benchmark)
     args, rest = parser.parse_known_args(words, namespace)
     if rest:
@@ -97,7 +97,7 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     if args.data is None and benchmark.reads_data in ("required", "source"):
         raise ValueError(f"--benchmark {name} needs --data")
     if args.rerank is not None and not benchmark.reranks:
-        able = ", ".join(sorted(each.name for each in BENCHMARKS.values() if each.reranks))
+        able = ", ".join(name for name in NAMES if load_benchmark(name).reranks)
         raise ValueError(f"--benchmark {name} takes no --rerank; these do: {able}")
     if args.data is not None and benchmark.reads_data == "none":
         raise ValueError(f"--benchmark {name} reads no --data; leave it out")

@@ -1,5 +1,4 @@
 from conjoin.evaluation.benchmark import (
-    BENCHMARKS as BENCHMARKS,
     Benchmark as Benchmark,
     flag as flag,
     run_tasks as run_tasks,

@@ -16,7 +16,6 @@ from torch import nn
 from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, score_table, task_examples
 from conjoin.evaluation.results import Headline, Metric, Results, Table
 from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
-from conjoin.registry import Registry
 from conjoin.retrieval import ItemEncoder
 from conjoin.retrieval.encoder import EncoderOutput
 
@@ -66,10 +65,6 @@ class Benchmark:
     flags: Sequence[Flag] = ()
     reads_data: Literal["required", "optional", "none", "source"] = "required"
     reranks: bool = False
-
-
-BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.tasks", "conjoin.benchmarks")
-"""Every benchmark by name."""
 
 
 def run_tasks(

@@ -10,7 +10,7 @@ import torch
 
 from conjoin.data import load_emoji, symmetric_triplets
 from conjoin.data.emoji.sample import emoji_concepts
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, flag, read_options
+from conjoin.evaluation.benchmark import Benchmark, complete, flag, read_options
 from conjoin.evaluation.results import Cell, Results, Symmetric
 from conjoin.evaluation.symmetric import TripletVectors, evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
@@ -166,22 +166,20 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
 
 
 _ARTIST = "artist of its pictures (default: %(default)s)"
-BENCHMARKS.register(
-    Benchmark(
-        "emoji",
-        "the embedded sample: nine modality combinations and symmetric triplets; no --data",
-        _run,
-        (
-            flag("--split", "concepts to evaluate on (default: test)", choices=("test", "val"), default="test"),
-            flag("--query-style", _ARTIST, choices=_STYLES, default="openmoji"),
-            flag("--gallery-style", _ARTIST, choices=_STYLES, default="twemoji"),
-            flag(
-                "--language",
-                "language of the names in the queries, such as de; the gallery has English names (default: en)",
-                default="en",
-                metavar="CODE",
-            ),
+BENCHMARK = Benchmark(
+    "emoji",
+    "the embedded sample: nine modality combinations and symmetric triplets; no --data",
+    _run,
+    (
+        flag("--split", "concepts to evaluate on (default: test)", choices=("test", "val"), default="test"),
+        flag("--query-style", _ARTIST, choices=_STYLES, default="openmoji"),
+        flag("--gallery-style", _ARTIST, choices=_STYLES, default="twemoji"),
+        flag(
+            "--language",
+            "language of the names in the queries, such as de; the gallery has English names (default: en)",
+            default="en",
+            metavar="CODE",
         ),
-        reads_data="none",
-    )
+    ),
+    reads_data="none",
 )

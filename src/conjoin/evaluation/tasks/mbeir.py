@@ -14,7 +14,7 @@ from typing import Any
 
 from conjoin.data import MbeirCandidates, MbeirCell, find_cells, mbeir_queries
 from conjoin.data.mbeir import MBEIR_GROUPS, pool_file, qrels_file, required
-from conjoin.evaluation.benchmark import BENCHMARKS, DTYPE, Benchmark, flag, run_tasks
+from conjoin.evaluation.benchmark import DTYPE, Benchmark, flag, run_tasks
 from conjoin.evaluation.report.page import HIT_RATE_NOTE, score_table
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow, read_qrels
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
@@ -227,27 +227,23 @@ def _report(scores: list[TaskScores], args: Namespace) -> Results:
     return results
 
 
-BENCHMARKS.register(
-    Benchmark(
-        "mbeir",
-        "M-BEIR: 16 cells, local and global pools; also writes run files; --data is its root folder",
-        run_tasks(_tasks, _report, ks=_CUT_OFFS, mrr=None),
-        (
-            flag("--split", "queries to evaluate on (default: test)", choices=("test", "val"), default="test"),
-            flag(
-                "--cells", "only these, e.g. visualnews_task0 cirr_task7 (default: all 16)", nargs="+", metavar="NAME"
-            ),
-            flag("--pools", "candidates (default: both)", nargs="+", choices=MBEIR_SETTINGS, default=MBEIR_SETTINGS),
-            flag("--no-instructions", "queries without their instructions", action="store_true"),
-            flag(
-                "--hubness-penalty",
-                "subtract W times a candidate's mean score over all queries (transductive; default: 0)",
-                type=float,
-                default=0.0,
-                metavar="W",
-            ),
-            DTYPE,
+BENCHMARK = Benchmark(
+    "mbeir",
+    "M-BEIR: 16 cells, local and global pools; also writes run files; --data is its root folder",
+    run_tasks(_tasks, _report, ks=_CUT_OFFS, mrr=None),
+    (
+        flag("--split", "queries to evaluate on (default: test)", choices=("test", "val"), default="test"),
+        flag("--cells", "only these, e.g. visualnews_task0 cirr_task7 (default: all 16)", nargs="+", metavar="NAME"),
+        flag("--pools", "candidates (default: both)", nargs="+", choices=MBEIR_SETTINGS, default=MBEIR_SETTINGS),
+        flag("--no-instructions", "queries without their instructions", action="store_true"),
+        flag(
+            "--hubness-penalty",
+            "subtract W times a candidate's mean score over all queries (transductive; default: 0)",
+            type=float,
+            default=0.0,
+            metavar="W",
         ),
-        reranks=True,
-    )
+        DTYPE,
+    ),
+    reranks=True,
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
 from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
-from conjoin.evaluation.benchmark import BENCHMARKS, DTYPE, Benchmark, flag, group_table, run_tasks
+from conjoin.evaluation.benchmark import DTYPE, Benchmark, flag, group_table, run_tasks
 from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, task_examples
 from conjoin.evaluation.results import Headline, Metric, Results, TableRow
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_task
@@ -188,39 +188,37 @@ def _report(scores: list[TaskScores], args: Namespace) -> Results:
     return results
 
 
-BENCHMARKS.register(
-    Benchmark(
-        "merit",
-        "MERIT: queries of several images and texts; also writes run files; --data is its root folder",
-        run_tasks(_tasks, _report),
-        (
-            flag(
-                "--split",
-                "validation is part of a miniature (default: test)",
-                choices=("test", "validation"),
-                default="test",
-            ),
-            flag(
-                "--subset",
-                "only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all)",
-                nargs="+",
-                metavar="NAME",
-            ),
-            flag(
-                "--exclude-query-products",
-                "leave the products that a query shows out of its ranking (as published, they stay)",
-                action="store_true",
-            ),
-            flag(
-                "--without",
-                "ablations, in queries and products: image: captions in place of images; title: no titles",
-                nargs="+",
-                choices=PARTS,
-                default=[],
-            ),
-            flag("--captions", "JSON lines of idx and caption (default: captions.jsonl of the data)", metavar="FILE"),
-            DTYPE,
+BENCHMARK = Benchmark(
+    "merit",
+    "MERIT: queries of several images and texts; also writes run files; --data is its root folder",
+    run_tasks(_tasks, _report),
+    (
+        flag(
+            "--split",
+            "validation is part of a miniature (default: test)",
+            choices=("test", "validation"),
+            default="test",
         ),
-        reranks=True,
-    )
+        flag(
+            "--subset",
+            "only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all)",
+            nargs="+",
+            metavar="NAME",
+        ),
+        flag(
+            "--exclude-query-products",
+            "leave the products that a query shows out of its ranking (as published, they stay)",
+            action="store_true",
+        ),
+        flag(
+            "--without",
+            "ablations, in queries and products: image: captions in place of images; title: no titles",
+            nargs="+",
+            choices=PARTS,
+            default=[],
+        ),
+        flag("--captions", "JSON lines of idx and caption (default: captions.jsonl of the data)", metavar="FILE"),
+        DTYPE,
+    ),
+    reranks=True,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conjoin.data.mmeb import IMAGE_INSTRUCTIONS, find_subsets, mmeb_item, read_subset
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, flag
+from conjoin.evaluation.benchmark import Benchmark, flag
 from conjoin.evaluation.metrics import tie_tolerance, unit_rows
 from conjoin.evaluation.results import Headline, Metric, Results, Table
 from conjoin.progress import progress
@@ -126,14 +126,12 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     return evaluate_mmeb(encoder, args.data, args.images, subsets=args.subsets, **how)
 
 
-BENCHMARKS.register(
-    Benchmark(
-        "mmeb",
-        "MMEB: Precision@1 of its subsets; --data is their folder",
-        _run,
-        (
-            flag("--images", "folder of the images (default: --data)", metavar="DIR"),
-            flag("--subsets", "only these (default: all in --data)", nargs="+", metavar="NAME"),
-        ),
-    )
+BENCHMARK = Benchmark(
+    "mmeb",
+    "MMEB: Precision@1 of its subsets; --data is their folder",
+    _run,
+    (
+        flag("--images", "folder of the images (default: --data)", metavar="DIR"),
+        flag("--subsets", "only these (default: all in --data)", nargs="+", metavar="NAME"),
+    ),
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from conjoin.data import load_pairs
 from conjoin.data.pairs import undecoded
-from conjoin.evaluation.benchmark import BENCHMARKS, DTYPE, Benchmark, flag, read_options
+from conjoin.evaluation.benchmark import DTYPE, Benchmark, flag, read_options
 from conjoin.evaluation.report.page import EXAMPLES_NOTE, task_examples
 from conjoin.evaluation.results import Cell, Headline, Metric, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
@@ -155,20 +155,16 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
 
 
 _COLUMN, _INSTRUCTION = "column of the {}s, when it cannot be guessed", "instruction for {}s that search for {}s"
-BENCHMARKS.register(
-    Benchmark(
-        "pairs",
-        "text → image and image → text on pairs of your own, or Flickr30k and COCO; --data is any source of pairs",
-        _run,
-        (
-            *(flag(f"--{part}-column", _COLUMN.format(part), metavar="NAME") for part in ("image", "text", "id")),
-            flag("--split", "split of the data (default: train)", default="train", metavar="NAME"),
-            flag(
-                "--gallery", "further candidates: the catalogue of which --data is the held-out part", metavar="TABLE"
-            ),
-            *(flag(f"--{part}-instruction", _INSTRUCTION.format(part, to), metavar="TEXT") for part, to in DIRECTIONS),
-            DTYPE,
-        ),
-        reads_data="source",
-    )
+BENCHMARK = Benchmark(
+    "pairs",
+    "text → image and image → text on pairs of your own, or Flickr30k and COCO; --data is any source of pairs",
+    _run,
+    (
+        *(flag(f"--{part}-column", _COLUMN.format(part), metavar="NAME") for part in ("image", "text", "id")),
+        flag("--split", "split of the data (default: train)", default="train", metavar="NAME"),
+        flag("--gallery", "further candidates: the catalogue of which --data is the held-out part", metavar="TABLE"),
+        *(flag(f"--{part}-instruction", _INSTRUCTION.format(part, to), metavar="TEXT") for part, to in DIRECTIONS),
+        DTYPE,
+    ),
+    reads_data="source",
 )

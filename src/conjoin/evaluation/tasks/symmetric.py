@@ -12,17 +12,7 @@ import datasets
 import numpy as np
 
 from conjoin.data import load_pairs, load_triplets
-from conjoin.evaluation.benchmark import (
-    BENCHMARKS,
-    MOST_ROWS,
-    NOTE,
-    TOWERS,
-    VIEWS,
-    Benchmark,
-    flag,
-    read_options,
-    tower_encoder,
-)
+from conjoin.evaluation.benchmark import MOST_ROWS, NOTE, TOWERS, VIEWS, Benchmark, flag, read_options, tower_encoder
 from conjoin.evaluation.results import Headline, Results, Symmetric, Table, TableRow
 from conjoin.evaluation.symmetric import TripletVectors, evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, Rows, TaskVectors, View
@@ -167,15 +157,13 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     return evaluate_triplets(encoder, load_triplets(args.data), out, more, read_options(args), **how)
 
 
-BENCHMARKS.register(
-    Benchmark(
-        "symmetric",
-        "symmetric triplets of your own, with or without distractors; --data is their file",
-        _run,
-        (
-            flag("--distractors", "further candidates, as for conjoin encode", metavar="SOURCE"),
-            flag("--streaming", "read the distractors while encoding, without loading first", action="store_true"),
-            flag("--instruction", "instruction for every item, for models that follow instructions", metavar="TEXT"),
-        ),
-    )
+BENCHMARK = Benchmark(
+    "symmetric",
+    "symmetric triplets of your own, with or without distractors; --data is their file",
+    _run,
+    (
+        flag("--distractors", "further candidates, as for conjoin encode", metavar="SOURCE"),
+        flag("--streaming", "read the distractors while encoding, without loading first", action="store_true"),
+        flag("--instruction", "instruction for every item, for models that follow instructions", metavar="TEXT"),
+    ),
 )
