@@ -23,7 +23,7 @@ LAYERS = (
     "cli",
 )
 """A folder imports what stands before it."""
-TOP = {f"conjoin.{name}" for name in ("constants", "devices", "lazy", "progress", "structure")}
+TOP = {f"conjoin.{name}" for name in ("constants", "devices", "lazy", "progress")}
 """Modules of one file that every folder may import, but for hub code."""
 FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])
 

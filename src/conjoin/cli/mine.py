@@ -18,7 +18,6 @@ from conjoin.cli.options import (
     read_options,
 )
 from conjoin.retrieval.options import MiningOptions
-from conjoin.structure import parse_yaml
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Miner
@@ -133,6 +132,8 @@ def _miners(args: argparse.Namespace) -> "list[Miner]":
 
 def _read_file(path: str) -> Any:  # noqa: ANN401 - any YAML
     """What stands under `miners` in a file."""
+    from conjoin.trainers.recipe import parse_yaml
+
     content = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
     if isinstance(content, dict) and "metrics" in content:
         raise ValueError(f"{path!r}: the key metrics is now miners")

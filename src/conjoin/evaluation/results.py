@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
 from conjoin import __version__
@@ -27,7 +28,6 @@ from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
 from conjoin.processing.item_images import to_rgb
 from conjoin.processing.item_inputs import parse_item
 from conjoin.storage import atomic_path, check_listed
-from conjoin.structure import build
 
 SCHEMA_VERSION = 1
 REMEDY = "evaluate again, or remove SHA256SUMS if you changed the file yourself"
@@ -215,6 +215,7 @@ def package_versions() -> dict[str, str]:
     return {"conjoin": __version__, **packages, "python": platform.python_version()}
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass
 class Results:
     """Everything that one evaluation reports."""
@@ -289,7 +290,11 @@ class Results:
         schema = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, Mapping) else None
         if isinstance(data, Mapping) and schema != SCHEMA_VERSION:
             raise ValueError(f"results have schema version {schema!r}, this version of conjoin reads {SCHEMA_VERSION}")
-        return build(cls, data, "results")
+        try:
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise ValueError(f"results: {'; '.join(wrong)}") from error
 
 
 def picture(image: Image.Image, size: int = 96) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from conjoin.constants import DTYPES, INPUT_TYPES, ON_ERROR, POOLINGS
-from conjoin.structure import option
+from conjoin.constants import DTYPES, INPUT_TYPES, ON_ERROR, POOLINGS, option
 
 if TYPE_CHECKING:
     import torch

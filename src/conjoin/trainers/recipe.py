@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import datasets
+import yaml
 from accelerate import PartialState
 from peft import LoraConfig
 from transformers import HfArgumentParser, PreTrainedModel, ProcessorMixin
@@ -36,12 +37,25 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import check_processor_type
 from conjoin.processing.sentence_files import SentenceFilesMixin
-from conjoin.structure import SYNONYMS, parse_yaml
 from conjoin.trainers.base import load_trainable
 from conjoin.trainers.peft import quantize
 
 logger = logging.getLogger(__name__)
 
+SYNONYMS = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "bs": "per_device_train_batch_size",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "wd": "weight_decay",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "output": "output_dir",
+    "out": "output_dir",
+    "rank": "r",
+}
+"""Names of keys that users know from elsewhere, and the keys here."""
 TRAINERS = {
     "contrastive": ("contrastive", "Contrastive"),
     "gcl": ("gcl", "Gcl"),
@@ -408,6 +422,18 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, str(path))
     training.recipe = {"trainer": name} | asdict(model) | asdict(data)
     return Recipe(name, model, data, training)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML.
+
+    Raises:
+        ValueError: It is not YAML, or nested too deep; the message starts with `where`.
+    """
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], where: str) -> tuple[Any, ...]:

@@ -154,19 +154,16 @@ def test_pictures_must_be_inline(results, tmp_path, uri):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"titel": "x"}, "results: unknown key 'titel'; did you mean 'title'?"),
+        ({"titel": "x"}, "results: titel: Unexpected keyword argument"),
         ({"schema_version": 2}, "schema version 2, this version of conjoin reads 1"),
-        ({"headline": {}}, "results: headline is {}; expected a list"),
-        ({"headline": [{"label": "x"}]}, r"results: headline\[0\]: missing metric"),
+        ({"headline": {}}, "results: headline: Input should be a valid list"),
+        ({"headline": [{"label": "x"}]}, "results: headline.0.metric: Field required"),
         (
             {"headline": [{"label": "x", "metric": {"value": None}}]},
-            r"results: headline\[0\]: metric: value is None; expected float",
+            "results: headline.0.metric.value: Input should be a valid number",
         ),
-        (
-            {"headline": [{"label": "x", "metric": 0.5}]},
-            r"results: headline\[0\]: metric is a section with keys of its own, got 0\.5",
-        ),
-        ({"config": []}, r"results: config is \[\]; expected a mapping"),
+        ({"headline": [{"label": "x", "metric": 0.5}]}, "results: headline.0.metric: Input should be a dictionary"),
+        ({"config": []}, "results: config: Input should be a valid dictionary"),
         ({"tables": [{"title": "t", "columns": ["a"], "rows": [[1, 2]]}]}, "has 1 columns, but a row of 2"),
     ],
 )
@@ -176,7 +173,7 @@ def test_malformed_results(results, change, message):
 
 
 def test_results_without_a_title():
-    with pytest.raises(ValueError, match="results: missing title, summary, seed"):
+    with pytest.raises(ValueError, match="results: title: Field required; summary: Field required; seed: "):
         Results.from_dict({})
 
 
