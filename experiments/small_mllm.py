@@ -34,7 +34,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from conjoin.data import SAMPLE_VISION_LAYER, load_emoji, load_sample_vision_tower, sample_image_processor
 from conjoin.data.emoji.sample import wheel_folder
 from conjoin.evaluation import best_ranks
-from conjoin.losses import symmetric_info_nce
+from conjoin.losses import gather_rows, symmetric_info_nce
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
@@ -224,7 +224,8 @@ class Names:
             tokens = projector(F.dropout(features[chosen], 0.3)) - self.center
             shown = torch.randint(1, 2**PICTURE_TOKENS, (256, 1)) // 2 ** torch.arange(PICTURE_TOKENS) % 2
             found = (tokens * (shown / shown.sum(1, keepdim=True))[..., None]).sum(1)
-            loss = symmetric_info_nce(found, wanted, 0.05, gathered_ids=concepts[chosen])
+            gathered = gather_rows(found, wanted, ids=concepts[chosen])
+            loss = symmetric_info_nce(found, wanted, 0.05, gathered=gathered)
             size = tokens.square().mean(-1).sqrt() / self.table.square().mean().sqrt()
             (loss + (size - 1).square().mean()).backward()
             optimizer.step()

@@ -218,7 +218,9 @@ def test_tables_of_recipes_say_what_the_recipes_do():
             assert same(values[key], cell), f"{path.name}: {key} is {values[key]!r}, the header says {cell}"
 
 
-COMPLETE = {"learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "per_device_train_batch_size"}
+COMPLETE = {"learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "mask_false_negatives"} | {
+    "per_device_train_batch_size"
+}
 
 
 def same(value, cell):

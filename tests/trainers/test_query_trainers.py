@@ -31,6 +31,9 @@ def test_batches_are_of_one_dataset_without_common_positives(folder, tmp_path):
     for batch in batches:
         assert len({rows[i]["dataset"] for i in batch}) == 1
         assert sum(rows[i]["positive_id"] == "the same" for i in batch) <= 1
+    plain = make_trainer("puma_stage2", model, processor, tmp_path, rows, mask_false_negatives=False)
+    sizes = [len(batch) for batch in plain.get_train_dataloader().batch_sampler]
+    assert sum(sizes) == 24  # nothing moves or is skipped, whatever the positives are
 
 
 def test_each_epoch_has_its_own_batches_and_draws(folder, tmp_path, caplog):

@@ -1,18 +1,21 @@
 """Batches for contrastive training: rows of a batch share no positive; optionally one dataset per batch."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
 
+logger = logging.getLogger(__name__)
+
 
 class RetrievalBatchSampler(Sampler[list[int]]):
     """Yields lists of row numbers, reshuffled in every epoch.
 
     If the positive of a row is already in the batch, the row moves to a later batch. Rows that fit no full batch are
-    skipped in this epoch (other rows in the next). All epochs have as many batches as the first: more are cut, and
-    missing ones come from another order of all rows. Pass the sampler as `batch_sampler` to a `DataLoader`. accelerate
+    skipped in this epoch (other rows in the next); the log says how many. All epochs have as many batches as the first:
+    more are cut, and missing ones come from another order of all rows. Pass the sampler as `batch_sampler` to a `DataLoader`. accelerate
     deals its batches to the processes in turn, so `processes` consecutive batches form one step. With the right
     `processes`, both guarantees hold for the whole step.
 
@@ -61,6 +64,9 @@ class RetrievalBatchSampler(Sampler[list[int]]):
                 + ("" if sources is None else " of one dataset")
                 + "; lower the batch size"
             )
+        rows = len(self._order(self._generator()))
+        if skipped := rows - batch_size * len(first):
+            logger.warning("%d of %d rows fill no batch and are skipped in this epoch", skipped, rows)
 
     @property
     def sampler(self) -> "RetrievalBatchSampler":

@@ -76,7 +76,8 @@ class RetrievalConfig(TrainingArguments):
         gradient_cache_chunk_tokens: Text tokens embedded at once, padding included. Rows are sorted by length and
             padded with rows like them, which is faster where texts differ in length; the gradients are the same. Alone
             or beside `gradient_cache_chunk_size`, which also limits the images of a chunk; 0 for no such limit.
-        mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
+        mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other, and give no batch
+            two queries with one positive. False is the papers' plain form: plain shuffling, all others are negatives.
         activation_checkpointing: Compute activations again in the backward pass: less memory, more compute. Earlier
             versions of transformers name it `gradient_checkpointing`.
         matryoshka_dims: Widths to train the embeddings at, such as 64 128 256 384: each contrastive loss is the mean

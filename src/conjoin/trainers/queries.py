@@ -135,7 +135,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
         if self.args.dataloader_persistent_workers:
             raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
         sampler = RetrievalBatchSampler(
-            positives_of(rows),
+            positives_of(rows) if self.args.mask_false_negatives else range(len(rows)),
             self._train_batch_size,
             sources_of(rows) if self.args.one_dataset_per_batch else None,
             processes=self.args.world_size,
