@@ -19,16 +19,20 @@ from conjoin.storage import checksummed_path
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
-    "method": "gcl",
-    "model": {"vision": "openai/clip-vit-base-patch32", "text": "/home/someone/bert"},
-    "data": {"source": ["emoji", "someone/captions"], "mined": "/home/someone/My mined/rows"},
-    "training": {
-        "output_dir": "/home/someone/out",
-        "max_steps": 300,
-        "num_train_epochs": 3.0,
-        "learning_rate": 2e-3,
-        "seed": 0,
-    },
+    "trainer": "gcl",
+    "vision_model_name_or_path": "openai/clip-vit-base-patch32",
+    "text_model_name_or_path": "/home/someone/bert",
+    "dataset_mixture": [{"path": "emoji"}, {"path": "someone/captions"}],
+    "mined": "/home/someone/My mined/rows",
+    "output_dir": "/home/someone/out",
+    "max_steps": 300,
+    "num_train_epochs": 3.0,
+    "learning_rate": 2e-3,
+    "adam_beta2": 0.98,
+    "use_peft": False,
+    "lora_r": 16,
+    "matryoshka_dims": [],
+    "ran": {"world_size": 2, "negatives_per_query": 190, "versions": {"torch": "2.13.0"}, "commit": "abc"},
     "log": [{"command": "conjoin train x.yaml --data.source=/home/someone/p.csv --out ~/o C:\\Users\\someone\\x"}],
 }
 RESULTS = {
@@ -100,8 +104,8 @@ def test_no_path_of_this_machine_is_pushed(tmp_path, model):
         (written / name).write_bytes(raw)
         assert b"someone/" not in raw.replace(b"someone/captions", b"") and b"someone\\" not in raw, name
     recipe = json.loads((written / "recipe.json").read_text())
-    assert recipe["model"] == {"vision": "openai/clip-vit-base-patch32", "text": "bert"}
-    assert (recipe["data"]["mined"], recipe["training"]["output_dir"]) == ("rows", "out")
+    assert recipe["text_model_name_or_path"] == "bert"
+    assert (recipe["mined"], recipe["output_dir"]) == ("rows", "out")
     assert recipe["log"] == [{"command": "conjoin train x.yaml --data.source=p.csv --out o x"}]
     assert (written / "SHA256SUMS").read_text() != sums
     load_model(written)  # compares the checksums
@@ -133,7 +137,9 @@ def test_card_says_what_the_folder_says(folder):
     metric = {"type": "text_to_image_r@10", "value": 45.1, "name": "text → image, R@10"}
     assert result["metrics"] == [metric]
     assert "/home/someone" not in card and "`bert`" in card
-    assert "| steps | 300 |" in card and "epochs" not in card
+    rows = {"max_steps": 300, "learning_rate": 0.002, "world_size": 2, "negatives_per_query": 190, "commit": "abc"}
+    assert all(f"| {name} | {value} |" in card for name, value in (rows | {"versions": "torch 2.13.0"}).items())
+    assert not any(name in card for name in ("epochs", "lora_r", "matryoshka_dims", "adam_beta2"))
     assert "| text → image, R@10 | 45.1 % | 40.0 to 50.0 | 2.7 % |" in card
     assert "CC BY-SA 4.0" in card and 'SentenceTransformer("me/model"' in card
     assert "{{" not in card and "{%" not in card
@@ -149,12 +155,12 @@ def test_card_of_a_model_that_began_with_a_folder(exports, tmp_path):
     assert all(words in model_upload(exports("mllm_retriever")[0], "me/puma").card for words in said)
     (tmp_path / "stage1").mkdir()
     (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE))
-    begun = {"method": "puma", "model": {"checkpoint": str(tmp_path / "stage1")}}
+    begun = {"trainer": "puma_stage2", "model_name_or_path": str(tmp_path / "stage1")}
     (folder / "recipe.json").write_text(json.dumps(begun))
     card = model_upload(folder, "me/model").card
     assert "parameters and was trained with conjoin." in card
     assert metadata(card)["base_model"] == ["openai/clip-vit-base-patch32"]
-    (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE | {"model": {"checkpoint": str(folder)}}))
+    (tmp_path / "stage1/recipe.json").write_text(json.dumps(begun | {"model_name_or_path": str(folder)}))
     assert "base_model" not in metadata(model_upload(folder, "me/model").card)  # each names the other
 
 

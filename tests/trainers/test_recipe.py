@@ -143,7 +143,7 @@ def test_what_a_run_was_is_recorded(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(build_trainer(load_recipe(path, small_run("out", gradient_accumulation_steps=2))))
     record = json.loads((tmp_path / "out/recipe.json").read_text())
-    expected = {"world_size": 1, "contrastive_batch": 4, "effective_batch": 8}
+    expected = {"world_size": 1, "contrastive_batch": 4, "effective_batch": 8, "negatives_per_query": 10}
     assert record["ran"].items() >= expected.items() and record["ran"]["versions"]["torch"] in torch.__version__
     assert (record["trainer"], record["dataset_name"], record["matryoshka_dims"]) == ("gcl", "pairs", [4, 16])
     assert [entry["step"] for entry in record["log"] if "gcl_loss" in entry] == [1, 2]

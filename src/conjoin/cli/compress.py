@@ -81,13 +81,12 @@ def run(args: argparse.Namespace) -> None:
 def _record(args: argparse.Namespace, options: "CompressOptions") -> dict[str, Any]:
     """What a recipe records of its training, for the card of `conjoin push`."""
     return {
-        "method": "compress",
-        "model": {"mllm": args.model, "preset": args.preset},
-        "data": {"source": args.data},
-        "training": {
-            "max_steps": options.steps,
-            "per_device_train_batch_size": options.batch_size,
-            "learning_rate": options.learning_rate,
-            "seed": options.seed,
-        },
+        "trainer": "compress",
+        "model_name_or_path": args.model,
+        "preset": args.preset,
+        "dataset_name": args.data,
+        "max_steps": options.steps,
+        "per_device_train_batch_size": options.batch_size,
+        "learning_rate": options.learning_rate,
+        "seed": options.seed,
     }

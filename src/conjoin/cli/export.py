@@ -98,5 +98,5 @@ def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
     if recipe.is_file():
         shutil.copy(recipe, args.out)  # for the card of `conjoin push`
     elif not is_local(args.model):
-        write_json_file(Path(args.out) / recipe.name, {"model": {"checkpoint": args.model}})
+        write_json_file(Path(args.out) / recipe.name, {"model_name_or_path": args.model})
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out)}")

@@ -4,11 +4,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
+from transformers import TrainingArguments
 
 import conjoin
 from conjoin.hub.load import MODELS
@@ -19,8 +21,14 @@ _BESIDE = Path(conjoin.__file__).parents[2] / "model_cards"
 CARDS = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_model_cards"
 """Folder of the templates: next to the sources, or inside the installed package."""
 
-_SETTINGS = ("per_device_train_batch_size", "learning_rate", "temperature", "learn_temperature", "seed")
+_TRAINING = (
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"),
+    *("lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "seed"),
+)
+"""What a card says of the library's own arguments; of ours it says all that are set."""
+_MODELS = ("model_name_or_path", "vision_model_name_or_path", "text_model_name_or_path")
 _SAMPLE = "emoji"
+EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 def render_card(
@@ -47,10 +55,9 @@ def render_card(
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     recipe = _recipe(folder)
-    model, data, training = (recipe.get(part, {}) for part in ("model", "data", "training"))
-    sources = [model.get(tower) for tower in ("vision", "text")]
+    sources = [recipe.get(name) for name in _MODELS[1:]]
     bases = sorted(set(base_models or _bases(recipe)))
-    trained_on = _sources(data)
+    trained_on = _sources(recipe)
     card = ModelCardData(
         base_model=bases or None,
         base_model_relation="finetune" if bases else None,
@@ -76,9 +83,9 @@ def render_card(
                 {"name": tower, "source": public_name(source) if source else _tower_type(config, tower)}
                 for tower, source in zip(("vision", "text"), sources, strict=True)
             ],
-            method=recipe.get("method"),
+            method=recipe.get("trainer"),
             data=", ".join(public_name(source) for source in trained_on),
-            settings=_length(training) | {name: training[name] for name in _SETTINGS if name in training},
+            settings=_settings(recipe),
             results=[_result_row(row) for _, content in results for row in content.get("headline", [])],
             sample=_SAMPLE in trained_on,
         )
@@ -131,30 +138,30 @@ def _recipe(folder: Path) -> dict[str, Any]:
 
 def _bases(recipe: dict[str, Any], seen: frozenset[str] = frozenset()) -> list[str]:
     """The ids of what a model began with; of a folder that is not `seen`, what the model in it began with."""
-    model = recipe.get("model", {})
-    names = {name for part in ("vision", "text", "mllm", "checkpoint") if isinstance(name := model.get(part), str)}
+    names = {name for key in _MODELS if isinstance(name := recipe.get(key), str)}
     earlier = [_recipe(Path(name)) for name in names - seen if is_local(name)]
     return _hub_ids([*names]) + [base for each in earlier for base in _bases(each, seen | names)]
 
 
-def _sources(data: dict[str, Any]) -> list[str]:
-    """The names of all training data of a recipe's section: one, several, or a list of sections."""
-    source = data.get("source", "")
-    names = [source] if isinstance(source, str) else list(source)
-    names += [part["source"] for part in data.get("sources") or [] if isinstance(part, dict) and "source" in part]
-    return [name for name in names if isinstance(name, str) and name]
+def _sources(recipe: dict[str, Any]) -> list[str]:
+    """The names of all training data of a recipe."""
+    mixture = recipe.get("dataset_mixture") or [{"path": recipe.get("dataset_name")}]
+    return [each["path"] for each in mixture if each["path"]]
 
 
 def _hub_ids(names: Sequence[Any]) -> list[str]:
     return [name for name in names if isinstance(name, str) and "/" in name and not is_local(name)]
 
 
-def _length(training: dict[str, Any]) -> dict[str, Any]:
-    """Length of the training: steps if given, otherwise epochs."""
-    steps = training.get("max_steps", -1)
-    if steps > 0:
-        return {"steps": steps}
-    return {"epochs": training["num_train_epochs"]} if "num_train_epochs" in training else {}
+def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What a card's table says of the training: the keys of a recipe that are set, and what it ran on."""
+    ran = dict(recipe.get("ran", {}))
+    ran["versions"] = ", ".join(f"{name} {number}" for name, number in ran.get("versions", {}).items())
+    unused = {each.name for each in fields(TrainingArguments)} - {*_TRAINING} | {"ran", "log", *_MODELS, "trainer"}
+    unused |= {"num_train_epochs"} if recipe.get("max_steps", -1) > 0 else {"max_steps"}
+    unused |= set() if recipe.get("use_peft") else {name for name in recipe if name.startswith("lora_")}
+    kept = {name: value for name, value in recipe.items() if name not in unused} | ran
+    return {name: str(without_paths(value)).replace("|", r"\|") for name, value in kept.items() if value not in EMPTY}
 
 
 def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:

@@ -175,6 +175,7 @@ def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
     """Return the recipe, what it ran on and the log; paths inside the current folder are relative to it."""
     args = trainer.args
     batch = args.per_device_train_batch_size * args.world_size
+    of_others = batch * (1 + args.recipe.get("hard_negatives", 0)) - 1
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=Path(conjoin.__file__).parent, capture_output=True, text=True, check=False
     )
@@ -182,6 +183,7 @@ def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
         "world_size": args.world_size,
         "contrastive_batch": batch,
         "effective_batch": batch * args.gradient_accumulation_steps,
+        "negatives_per_query": 3 * batch - 2 if args.recipe.get("trainer") == "gcl" else of_others,
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "peft", "datasets")},
         "conjoin": conjoin.__version__,
         "commit": commit.stdout.strip() or None,
