@@ -525,7 +525,7 @@ class TestErrors:
                 encode(tmp_path, stopping(tiny_rows(), 12), settings={"only": "image"})
         before = files(tmp_path)
         for encoder, options, message in (
-            (tiny_encoder(seed=1), {}, r"was made with fingerprint '\w{12}'..., not '\w{12}'...;"),
+            (tiny_encoder(seed=1), {}, r"was made with fingerprint '\w+, not '\w+;"),
             (
                 tiny_encoder(),
                 {"dtype": "float16"},

@@ -71,7 +71,7 @@ def export(
 def staged(folder: str | Path) -> Iterator[Path]:
     """Yield an empty folder inside `folder`; when the block ends, its files are flushed and moved to `folder`.
 
-    If the block fails, `folder` stays as it was. What a killed process left is removed a day later.
+    If the block fails, `folder` stays as it was. A killed process may leave a folder `export.*.conjoin-tmp`.
     """
     folder = Path(folder)
     make_folder(folder)

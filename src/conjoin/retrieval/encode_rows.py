@@ -242,7 +242,7 @@ def _digest(function: Any, values: Mapping[str, Any]) -> int:  # noqa: ANN401
     """A digest of values; 0 if they cannot be read: encoding them says why."""
     try:
         return int(function(values))
-    except (RecursionError, OSError):
+    except (RecursionError, OSError, ValueError):
         return 0
 
 

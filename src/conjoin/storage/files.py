@@ -9,24 +9,17 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 TEMPORARY = ".conjoin-tmp"
 """How the name of every unfinished file or folder ends."""
-STALE_SECONDS = 24 * 3600
-"""Older unfinished files and folders are those of killed processes."""
 LOCK = ".lock"
 FOLDER_CHECKSUMS = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64})  ((?:(?!\.\.?/)[^/\\]+/)*[^/\\]+)")
-_COUNT = re.compile(r"# (\d+) files")
-_CLOCK_TICK = 10**9  # a file that changes twice within it may keep its time
-_verified: set[tuple[str, int, int, int, str]] = set()
+_LINE = re.compile(r"^([0-9a-f]{64})  ((?:(?!\.\.?/)[^/\\\n]+/)*[^/\\\n]+)$", re.MULTILINE)
 
 
 @contextmanager
@@ -34,8 +27,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the block ends, the file written there replaces `path`.
 
     The temporary name is unique, so several processes may write `path` at once: the last one wins. If the block fails,
-    the temporary file is removed. If the process is killed, the temporary file is removed a day later by the next
-    write into the folder, or at once by the next process that locks the folder.
+    the temporary file is removed. If the process is killed, the next process that locks the folder removes it.
     """
     with temporary_path(path) as temporary:
         yield temporary
@@ -45,7 +37,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
     """Yield a unique temporary path beside `path`; the file or folder there is removed when the block ends."""
-    _remove_once(path.parent.absolute())
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
         yield temporary
@@ -87,12 +78,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def remove_temporary(folder: Path, older_than: float = 0) -> None:
-    """Remove the temporary files and folders of killed processes, not changed for `older_than` seconds."""
+def remove_temporary(folder: Path) -> None:
+    """Remove the temporary files and folders of killed processes."""
     for path in folder.glob(f"*{TEMPORARY}"):
         with suppress(OSError):  # another process removed it, or still has it open
-            if time.time() - path.stat().st_mtime >= older_than:
-                _remove(path)
+            _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -100,12 +90,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=1024)
-def _remove_once(folder: Path) -> None:
-    """Clean a folder up at this process's first write into it."""
-    remove_temporary(folder, STALE_SECONDS)
 
 
 def flush(path: Path) -> None:
@@ -149,12 +133,9 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: Another process holds the lock.
     """
-    lock = lock_folder(folder)
-    try:
+    with lock_folder(folder):
         remove_temporary(folder)
         yield
-    finally:
-        lock.release()
 
 
 class DamagedError(ValueError):
@@ -167,22 +148,9 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def has_checksum(path: Path, sha256: str) -> bool:
-    """Whether a file has this checksum, which is computed once in a process."""
-    state = path.stat()
-    known = (str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, sha256)
-    if known in _verified:
-        return True
-    intact = file_digest(path) == sha256
-    if intact and time.time_ns() - state.st_mtime_ns > _CLOCK_TICK:
-        _verified.add(known)
-    return intact
-
-
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
     """Write the checksums of some files of a folder, which nobody reads yet, into its `SHA256SUMS`."""
-    sums = {name: [file_digest(folder / name)] for name in names}
-    (folder / FOLDER_CHECKSUMS).write_text(_format_sums(sums), encoding="utf-8")
+    _write_sums(folder, {name: [file_digest(folder / name)] for name in names})
 
 
 @contextmanager
@@ -194,7 +162,8 @@ def checksummed_path(path: Path) -> Iterator[Path]:
     """
     with temporary_path(path) as temporary:
         yield temporary
-        sums, digest = _existing(path.parent), file_digest(temporary)
+        sums, digest = read_checksums(path.parent), file_digest(temporary)
+        sums = {name: digests for name, digests in sums.items() if (path.parent / name).is_file()}
         if path.name in sums:
             _write_sums(path.parent, sums | {path.name: [*sums[path.name], digest]})
         commit(temporary, path)
@@ -204,14 +173,13 @@ def checksummed_path(path: Path) -> Iterator[Path]:
 def read_checksums(folder: Path) -> dict[str, list[str]]:
     """The checksums of each file that the `SHA256SUMS` of a folder lists; damaged lines are left out."""
     sums: dict[str, list[str]] = {}
-    for line in map(_LINE.fullmatch, _read_sums(folder).splitlines()):
-        if line is not None:
-            sums.setdefault(line[2], []).append(line[1])
+    for digest, name in _LINE.findall(_read_sums(folder)):
+        sums.setdefault(name, []).append(digest)
     return sums
 
 
 def check_checksums(folder: Path, remedy: str, names: Iterable[str] | None = None) -> None:
-    """Compare the files of a folder with its `SHA256SUMS`, once in a process.
+    """Compare the files of a folder with its `SHA256SUMS`.
 
     Args:
         folder: Their folder.
@@ -221,18 +189,16 @@ def check_checksums(folder: Path, remedy: str, names: Iterable[str] | None = Non
     Raises:
         DamagedError: One differs or is missing; the message names it and ends with `remedy`.
     """
-    sums = read_checksums(folder)
-    path = folder / FOLDER_CHECKSUMS
-    if names is None and path.is_file():
-        lines = _read_sums(folder).splitlines()
-        count = _COUNT.fullmatch(lines[0]) if lines else None  # written by `sha256sum`, a file has none
-        listed = lines[1:] if count else lines
-        if not listed or not all(map(_LINE.fullmatch, listed)) or (count and int(count[1]) != len(sums)):
-            raise DamagedError(f"the file {str(path)!r} is truncated or damaged; {remedy}")
+    text, sums = _read_sums(folder), read_checksums(folder)
+    count = re.match(r"# (\d+) files\n", text)  # not written by `sha256sum`
+    if names is None and (folder / FOLDER_CHECKSUMS).is_file():
+        lines = [line for line in text.splitlines() if line[:2] != "# "]
+        if len(_LINE.findall(text)) != len(lines) or not sums or (count and int(count[1]) != len(sums)):
+            raise DamagedError(f"the file {str(folder / FOLDER_CHECKSUMS)!r} is truncated or damaged; {remedy}")
     for name in sums if names is None else names:
-        file, digests = folder / name, sums.get(name)
-        while not file.is_file() or not any(has_checksum(file, sha256) for sha256 in digests or ()):
-            before, digests = digests, read_checksums(folder).get(name)
+        file, digests = folder / name, sums.get(name, [])
+        while not file.is_file() or file_digest(file) not in digests:
+            before, digests = digests, read_checksums(folder).get(name, [])
             if digests == before:  # no other process is replacing the file
                 raise DamagedError(
                     f"the file {str(file)!r} is missing, truncated or damaged: it differs from its checksum in "
@@ -246,21 +212,12 @@ def check_listed(path: Path, remedy: str) -> None:
         check_checksums(path.parent, remedy, [path.name])
 
 
-def _existing(folder: Path) -> dict[str, list[str]]:
-    """The checksums of the files that are there: a damaged line may name another one."""
-    return {name: digests for name, digests in read_checksums(folder).items() if (folder / name).is_file()}
-
-
 def _read_sums(folder: Path) -> str:
     path = folder / FOLDER_CHECKSUMS
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _write_sums(folder: Path, sums: dict[str, list[str]]) -> None:
-    write_text(folder / FOLDER_CHECKSUMS, _format_sums(dict(sorted(sums.items()))))
-
-
-def _format_sums(sums: dict[str, list[str]]) -> str:
-    """Lines for `sha256sum -c`, after a comment with the number of files: so a cut is seen."""
-    lines = (f"{digest}  {name}\n" for name, digests in sums.items() for digest in digests)
-    return "".join((f"# {len(sums)} files\n", *lines))
+    """Write lines for `sha256sum -c`, after a comment with the number of files: so a cut is seen."""
+    lines = (f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
+    write_text(folder / FOLDER_CHECKSUMS, "".join((f"# {len(sums)} files\n", *lines)))

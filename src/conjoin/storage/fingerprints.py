@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -15,6 +16,7 @@ from torch import nn
 from transformers import ImageProcessingMixin, PreTrainedTokenizerBase, ProcessorMixin
 
 from conjoin.processing.item_images import array_to_image
+from conjoin.storage.files import file_digest
 
 _ORIENTATION = 0x0112  # the tag of EXIF
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
@@ -87,15 +89,13 @@ def processor_digest(processor: ProcessorMixin) -> str:
     """A fingerprint of what a processor makes of items, wherever it was loaded from."""
     elsewhere = ("image_processor", "prompts")  # prompts are for sentence-transformers
     settings: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name not in elsewhere}
-    if settings.get("input_type") == "seq":  # what processors without this setting do
-        del settings["input_type"]
     parts: Any = processor  # an image processor and a tokenizer
     images, words = settings_digest(parts.image_processor.to_dict()), tokenizer_digest(parts.tokenizer)
     return settings_digest(settings | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})
 
 
 def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs
-    """A fingerprint of rows in their order: all their fields, and their images as `row_bytes` takes them.
+    """A fingerprint of rows in their order: all their fields, as `row_digest` takes them.
 
     Raises:
         ValueError: The rows have no length and order, or are resampled each time they are read.
@@ -107,73 +107,42 @@ def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs
             rows = rows.cast_column("image", datasets.Image(decode=False))
     elif not isinstance(rows, Sequence):
         raise ValueError(f"expected rows with a length and an order to cache, got {type(rows).__name__}")
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(row_bytes(row))
-    return digest.hexdigest()
+    return text_digest(",".join(str(row_digest(row)) for row in rows))
 
 
 def row_digest(row: Mapping[str, Any]) -> int:
-    """A 63-bit fingerprint of a row as `row_bytes` takes it."""
-    return int.from_bytes(hashlib.sha256(row_bytes(row)).digest()[:8], "big") >> 1
+    """A 63-bit fingerprint of a row, never 0: of all fields; of an image file, its path, size and time.
 
-
-def row_bytes(row: Mapping[str, Any]) -> bytes:
-    """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded.
-
-    Of several images, one after the other. A row of which no item can be made counts as the types of its fields.
+    Raises:
+        OSError: A file cannot be read.
+        ItemError: An array is no image.
     """
-    try:
-        return _readable_bytes(row)
-    except Exception:  # whatever a decoder raises; who encodes the row says what is wrong with it
-        return repr(sorted((name, type(value).__name__) for name, value in row.items())).encode()
-
-
-def _readable_bytes(row: Mapping[str, Any]) -> bytes:
-    words = sorted((name, value) for name, value in row.items() if name != "image")
-    image = row.get("image")
-    if isinstance(image, list):
-        return repr(words).encode("utf-8", "surrogatepass") + b"".join(
-            _readable_bytes({"image": single}) for single in image
-        )
-    if isinstance(image, np.ndarray | torch.Tensor):
-        image = array_to_image(image)
-    if isinstance(image, Image.Image):
-        return repr((words, content_digest(image))).encode("utf-8", "surrogatepass")
-    stored = image if isinstance(image, Mapping) else {"bytes" if isinstance(image, bytes) else "path": image}
-    data = stored.get("bytes") or b""
-    name, state = "" if data else str(stored.get("path") or ""), None
-    if name and os.path.isfile(name):
-        stat = os.stat(name)
-        state = (stat.st_size, stat.st_mtime_ns)
-    return repr((words, name, state)).encode("utf-8", "surrogatepass") + data
+    return _digest(row, lambda path: repr((path, os.stat(path).st_size, os.stat(path).st_mtime_ns)).encode())
 
 
 def item_digest(item: Mapping[str, Any]) -> int:
-    """A 63-bit fingerprint, never 0, of what an item holds: of an image file, the bytes in it.
+    """As `row_digest`, but of an image file, the bytes in it: a file that was moved or touched has the same one."""
+    return _digest(item, lambda path: file_digest(Path(path)).encode())
 
-    A file that was moved or touched has the same one, and a picture that was changed another one. An image that is no
-    file here, such as a URL, counts as its name. What is no item counts as in `row_bytes`.
-    """
-    try:
-        digest = _content_of(item)
-    except Exception:  # as in `row_bytes`
-        digest = hashlib.sha256(row_bytes(item))
+
+def _digest(row: Mapping[str, Any], of_file: Callable[[str], bytes]) -> int:
+    words = repr([(name, row[name]) for name in sorted(row) if name != "image"])
+    digest = hashlib.sha256(words.encode("utf-8", "surrogatepass"))
+    images = row.get("image")
+    for image in images if isinstance(images, list) else [] if images is None else [images]:
+        if isinstance(image, Mapping):
+            image = image.get("bytes") or image.get("path")
+        if isinstance(image, np.ndarray | torch.Tensor):
+            image = array_to_image(image)
+        if isinstance(image, Image.Image):
+            digest.update(b"picture" + content_digest(image).encode())
+        elif isinstance(image, bytes):
+            digest.update(b"bytes" + hashlib.sha256(image).digest())
+        elif isinstance(image, str | os.PathLike) and os.path.isfile(image):
+            digest.update(b"file" + hashlib.sha256(of_file(str(image))).digest())
+        else:  # such as a URL
+            digest.update(b"name" + hashlib.sha256(repr(image).encode("utf-8", "surrogatepass")).digest())
     return max(1, int.from_bytes(digest.digest()[:8], "big") >> 1)
-
-
-def _content_of(item: Mapping[str, Any]) -> "hashlib._Hash":
-    words = [(name, item[name]) for name in sorted(item) if name != "image"]
-    digest = hashlib.sha256(repr(words).encode("utf-8", "surrogatepass"))
-    image = item.get("image")
-    for single in image if isinstance(image, list) else [] if image is None else [image]:
-        path = single.get("path") if isinstance(single, Mapping) and not single.get("bytes") else single
-        if isinstance(path, str | os.PathLike) and os.path.isfile(path):
-            with open(path, "rb") as file:
-                digest.update(b"\0" + hashlib.file_digest(file, "sha256").digest())
-        elif single is not None:
-            digest.update(b"\1" + row_bytes({"image": single}))
-    return digest
 
 
 def content_digest(image: Image.Image) -> str:
@@ -199,13 +168,4 @@ def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Name each entry that differs between two keys, with both values; empty if none does."""
     names = [name for name in {**recorded, **wanted} if recorded.get(name) != wanted.get(name)]
-    return ", ".join(f"{name} {_short(recorded.get(name))}, not {_short(wanted.get(name))}" for name in names)
-
-
-def _short(value: object) -> str:
-    """A value for a message; of a long text, such as a digest, the beginning."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_short, value))}]"
-    if isinstance(value, str) and len(value) > 40:
-        return f"{value[:12]!r}..."
-    return repr(value)
+    return ", ".join(f"{name} {recorded.get(name)!r:.60}, not {wanted.get(name)!r:.60}" for name in names)
