@@ -25,6 +25,7 @@ import faiss
 import numpy as np
 import torch
 from stand_in import StandIn
+from threadpoolctl import threadpool_limits
 from turns import median, setup, speed_up, table, take_turns, write_json
 
 from conjoin.retrieval import Collection, ItemEncoder, encode_collection
@@ -151,8 +152,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch, FAISS and Lance (with LANCE_CPU_THREADS)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     args = parser.parse_args()
+    threadpool_limits(args.threads)  # of numpy's and FAISS's products, too
     torch.set_num_threads(args.threads)
-    faiss.omp_set_num_threads(args.threads)
     found: dict[str, Any] = {"setup": setup(args)}
     print(json.dumps(found["setup"]))
     with tempfile.TemporaryDirectory() as folder:

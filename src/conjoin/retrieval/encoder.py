@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from PIL import Image
+from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
 from conjoin.constants import SAMPLE_MODEL
@@ -17,10 +18,8 @@ from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_images import image_pixels
-from conjoin.processing.item_inputs import ImageSource, check_list, instructions_of, item_names, item_parts
+from conjoin.processing.item_inputs import check_list, instructions_of, item_names
 from conjoin.progress import progress
-from conjoin.retrieval.input_workers import InputWorkers
 from conjoin.retrieval.vectors import check_dims, truncate
 from conjoin.storage import model_fingerprint, processor_digest
 
@@ -29,89 +28,6 @@ Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
 Role = Literal["query", "document"]
 ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
-BATCH_PIXELS = 2**27
-"""Images of a batch that are decoded at one time, in pixels: 400 MB."""
-
-
-class Inputs(NamedTuple):
-    """The model inputs of items.
-
-    Attributes:
-        batches: One after the other, each of no more items than a batch.
-        counts: The number of embeddings of each item.
-    """
-
-    batches: list[dict[str, Any]]
-    counts: list[int]
-
-
-class InputMaker(NamedTuple):
-    """Makes model inputs of items of one input type.
-
-    Attributes:
-        processor: As `ItemEncoder` takes it.
-        input_type: One of `INPUT_TYPES`.
-        batch_size: Most items of a batch.
-    """
-
-    processor: Processor
-    input_type: str
-    batch_size: int
-
-    def __call__(
-        self, items: Sequence[Any], instructions: Sequence[str | None], ids: Sequence[str | None] | None = None
-    ) -> Inputs:
-        """Make the inputs of items, each under its instruction; warnings of our processors name their ids.
-
-        Other processors decode all images of a batch before they resize one, as `cat` does, so a batch also ends at
-        `BATCH_PIXELS`.
-        """
-        decodes_one = isinstance(self.processor, OWN_PROCESSORS) and self.input_type != "cat"
-        batches: list[dict[str, Any]] = []
-        counts: list[int] = []
-        batch: list[tuple[Any, str | None, str | None]] = []
-        held = 0
-        known = ids or [None] * len(items)
-        for index, item in enumerate(items):
-            parts = apply_input_type(item, self.input_type, f"item {index}")
-            counts.append(len(parts))
-            for part in parts:
-                pixels = 0 if decodes_one else _count_pixels(part)
-                if batch and (len(batch) == self.batch_size or held + pixels > BATCH_PIXELS):
-                    batches.append(self._batch(batch))
-                    batch, held = [], 0
-                batch.append((part, instructions[index], known[index]))
-                held += pixels
-        return Inputs([*batches, self._batch(batch)], counts)
-
-    def _batch(self, named: Sequence[tuple[Any, str | None, str | None]]) -> dict[str, Any]:
-        processor: Any = self.processor
-        items, instructions, ids = map(list, zip(*named, strict=True))
-        more = {} if all(text is None for text in instructions) else {"instruction": instructions}
-        if isinstance(processor, OWN_PROCESSORS) and all(own_id is not None for own_id in ids):
-            more["ids"] = ids
-        return dict(processor(items, **more))
-
-
-class _NamedItem(NamedTuple):
-    name: str
-    item: Any
-    instruction: str | None
-    id: str | None
-
-
-class _Batch(NamedTuple):
-    """A processed batch.
-
-    Attributes:
-        inputs: Of the model, for the items that can be used; None without such items.
-        unusable: What is wrong with each of the other items, by its index.
-        error: What is wrong with the batch although every item can be used alone.
-    """
-
-    inputs: Inputs | None = None
-    unusable: Mapping[int, ItemError] = {}
-    error: ValueError | FileNotFoundError | None = None
 
 
 class ModelIdentity(NamedTuple):
@@ -164,8 +80,7 @@ class ItemEncoder:
         batch_size: Items per forward pass.
         device: Where to run; the model is moved there. `None` leaves it where it is.
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
-        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one. They start
-            with the first call of `encode` and stay until the encoder is deleted.
+        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         name: What error messages and manifests call the model; its class by default.
         input_type: How an item with several images is embedded: `"seq"` (images and texts in their order, for models
             that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
@@ -195,13 +110,15 @@ class ItemEncoder:
             raise ValueError(f"dims must be at least 1, got {dims}")
         self.dims, self.load_options = dims, load_options
         self.model: Any = model
-        self.input_type = _own_input_type(processor) if input_type is None else check_input_type(input_type)
-        self.processor = _in_sequence(processor)
+        own_type = processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
+        self.input_type = own_type if input_type is None else check_input_type(input_type)
+        self.processor: Any = processor if own_type == "seq" else copy.copy(processor)
+        if own_type != "seq":  # several images are left as they are, since the encoder applies the input type
+            self.processor.input_type = "seq"
         self.batch_size = batch_size
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = dtype
         self.num_workers = num_workers
-        self._workers: tuple[tuple[Any, ...], InputWorkers] | None = None
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
         use_shortcuts(model)
@@ -351,39 +268,47 @@ class ItemEncoder:
         own = self.prompt_of(role, one, prompt_name)
         prompts = [own if each is None else each for each in instructions_of(prompt, len(items))]
         known = [None] * len(items) if ids is None else ids
-        named = [_NamedItem(*each) for each in zip(names, items, prompts, known, strict=True)]
-        batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
-        for chunk, batch in zip(chunks, batches, strict=True):
-            usable = _usable(chunk, batch, on_unusable)
+        batches: Any = DataLoader(
+            [[(items[position], prompts[position], known[position]) for position in chunk] for chunk in chunks],  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=self.num_workers,
+            collate_fn=partial(_prepare, self.processor, self.input_type, self.batch_size),
+            generator=torch.Generator(),  # so that the one of the caller stays as it is
+        )
+        for chunk, (inputs, counts, problems, failure) in zip(chunks, batches, strict=True):
+            for index, error in problems.items():
+                named = type(error)(names[chunk[index]], error.message)
+                if on_unusable is None:
+                    raise named
+                on_unusable(chunk[index], named)
+            if failure is not None:
+                raise failure
+            usable = [position for index, position in enumerate(chunk) if index not in problems]
             vectors = np.empty((0, 0), dtype=np.float32)
-            if batch.inputs is not None:
+            if usable:
                 with evaluation_mode(self.model):
-                    vectors = self._forward(batch.inputs, [names[position] for position in usable], role)
+                    vectors = self._forward(inputs, counts, [names[position] for position in usable], role)
             yield chunk, usable, vectors
-
-    def _prepared(self, batches: list[list[_NamedItem]]) -> Iterator[_Batch]:
-        """The processed batches, in order; made by worker processes when there are any."""
-        prepare = partial(_process, InputMaker(self.processor, self.input_type, self.batch_size))
-        if self.num_workers == 0:
-            return map(prepare, batches)
-        key = (self.processor, self.input_type, self.batch_size, self.num_workers)
-        if self._workers is None or self._workers[0] != key:
-            self._workers = key, InputWorkers(prepare, self.num_workers)
-        return self._workers[1].map(batches)
 
     def _embed(self, batch: dict[str, Any], role: Role | None) -> torch.Tensor:
         """The embeddings `(n, D)` of what the processor made of a batch."""
         return self.model(**send_to_device(batch, self.device)).embeddings
 
-    def _forward(self, inputs: Inputs, names: Sequence[str], role: Role | None) -> np.ndarray:
-        """Run a batch; returns `(n, D)` float32."""
+    def _forward(
+        self, inputs: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], role: Role | None
+    ) -> np.ndarray:
+        """Run a batch; returns `(n, D)` float32: of an item with several embeddings their mean, L2-normalised."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            parts = [self._embed(batch, role) for batch in inputs.batches]
+            parts = [self._embed(batch, role) for batch in inputs]
         embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
-        if embeddings.ndim != 2 or len(embeddings) != sum(inputs.counts):
+        if embeddings.ndim != 2 or len(embeddings) != sum(counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
-        embeddings = _mean_embeddings(embeddings, inputs.counts)
+        if len(counts) < len(embeddings):
+            sums = np.add.reduceat(embeddings, np.cumsum([0, *counts[:-1]]), axis=0)
+            with np.errstate(invalid="ignore"):  # they may cancel out
+                means = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+            embeddings = np.where(np.asarray(counts)[:, None] == 1, sums, means)
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise ItemError(names[int(finite.argmin())], f"{self.name!r} gave an embedding that is not finite")
@@ -398,41 +323,49 @@ def model_name(path: str | Path) -> str:
     return str(Path(path).resolve()) if path != SAMPLE_MODEL and Path(path).is_dir() else str(path)
 
 
-def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
-    """Process the usable items; errors are returned: raised in a worker process, they would lose their type."""
-    items, instructions, ids = zip(*(each[1:] for each in named), strict=True)
+_Prepared = tuple[list[dict[str, Any]], list[int], dict[int, ItemError], Exception | None]
+
+
+def _prepare(
+    processor: Processor, input_type: str, batch_size: int, chunk: Sequence[tuple[Any, str | None, str | None]]
+) -> _Prepared:
+    """Make the model inputs of items, each with its instruction and its id.
+
+    Errors are returned: raised in a worker process, they would lose their type.
+
+    Returns:
+        The inputs, each of at most `batch_size` embeddings; the number of embeddings of each item that can be used;
+        what is wrong with each of the others, by its index; and what is wrong with the batch although each of its
+        items can be used alone.
+    """
     try:
-        return _Batch(make(items, instructions, ids))
+        parts = [
+            [(part, instruction, id_) for part in apply_input_type(item, input_type, f"item {index}")]
+            for index, (item, instruction, id_) in enumerate(chunk)
+        ]
+        flat = [part for several in parts for part in several]
+        inputs = []
+        for start in range(0, len(flat), batch_size):
+            items, instructions, ids = map(list, zip(*flat[start : start + batch_size], strict=True))
+            more: dict[str, Any] = (
+                {"instruction": instructions} if any(each is not None for each in instructions) else {}
+            )
+            if isinstance(processor, OWN_PROCESSORS) and all(each is not None for each in ids):
+                more["ids"] = ids  # which its warnings name
+            inputs.append(dict(processor(items, **more)))
+        return inputs, [len(several) for several in parts], {}, None
     except (ValueError, FileNotFoundError) as error:
-        problems = {index: _what_is_wrong(make, each) for index, each in enumerate(named)}
-        unusable = {index: wrong for index, wrong in problems.items() if wrong is not None}
-        if not unusable:
-            return _Batch(error=error)
-    usable = [index for index in range(len(named)) if index not in unusable]
-    again = _process(make, [named[index] for index in usable]) if usable else _Batch()
-    return again._replace(unusable=unusable | {usable[index]: wrong for index, wrong in again.unusable.items()})
-
-
-def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, ItemError], object] | None) -> list[int]:
-    """Return the positions of the items that can be used, after reporting or raising what is wrong with the others."""
-    for index, error in batch.unusable.items():
-        if on_unusable is None:
-            raise error
-        on_unusable(chunk[index], error)
-    if batch.error is not None:
-        raise batch.error
-    return [position for index, position in enumerate(chunk) if index not in batch.unusable]
-
-
-def _what_is_wrong(make: InputMaker, each: _NamedItem) -> ItemError | None:
-    """Return what is wrong with one item, under the name that the caller gave it."""
-    try:
-        make([each.item], [each.instruction])
-    except ItemError as error:
-        return type(error)(each.name, error.message)
-    except (ValueError, FileNotFoundError) as error:  # of a processor of another package
-        return ItemError(each.name, str(error))
-    return None
+        if len(chunk) == 1:
+            return [], [], {0: error if isinstance(error, ItemError) else ItemError("item 0", str(error))}, None
+        alone = [_prepare(processor, input_type, batch_size, [each])[2] for each in chunk]
+        problems = {index: found[0] for index, found in enumerate(alone) if found}
+        usable = [each for index, each in enumerate(chunk) if index not in problems]
+        if not problems:
+            return [], [], {}, error
+        inputs, counts, _, failure = (
+            _prepare(processor, input_type, batch_size, usable) if usable else ([], [], {}, None)
+        )
+        return inputs, counts, problems, failure
 
 
 def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401
@@ -443,37 +376,3 @@ def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401
         return True, 0
     text = item.get("text")
     return item.get("image") is not None, len(text) if isinstance(text, str) else 0
-
-
-def _count_pixels(item: Any) -> int:  # noqa: ANN401
-    """The pixels of the images of an item, by their headers; the processor judges what cannot be read."""
-    try:
-        parts = item_parts(item)
-    except (ValueError, FileNotFoundError):
-        return 0
-    return sum(image_pixels(part.source) for part in parts if isinstance(part, ImageSource))
-
-
-def _own_input_type(processor: Processor) -> str:
-    """Return the input type that a processor was saved with; `seq` for those of other packages."""
-    return processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
-
-
-def _in_sequence(processor: Processor) -> Processor:
-    """Return a processor that leaves several images as they are, since the encoder applies the input type."""
-    if _own_input_type(processor) == "seq":
-        return processor
-    other: Any = copy.copy(processor)
-    other.input_type = "seq"
-    return other
-
-
-def _mean_embeddings(embeddings: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """The means `(N, D)` of the embeddings `(M, D)` of items, L2-normalised; not finite where they cancel out."""
-    if len(counts) == len(embeddings):
-        return embeddings
-    starts = np.cumsum([0, *counts[:-1]])
-    sums = np.add.reduceat(embeddings, starts, axis=0)
-    with np.errstate(invalid="ignore"):
-        means = sums / np.linalg.norm(sums, axis=1, keepdims=True)
-    return np.where(np.asarray(counts)[:, None] == 1, embeddings[starts], means)

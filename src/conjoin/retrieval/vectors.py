@@ -5,19 +5,24 @@ and rounded to float32, so equal vectors score equal wherever they stand, and ti
 float32 selects the few candidates for that: everything within its worst rounding error of the k-th best.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
-_CORPUS_BLOCK = 16384
-_QUERIES_AT_ONCE = 1024
-_ROUGH_QUERIES = 256  # whose rough scores stay in the cache of a CPU
-_NUMBERS_AT_ONCE = 2**17  # of the exact products, likewise
-_FEW_PER_QUERY = 4
-_GROUPS_PER_RESULT = 8
+_CORPUS_BLOCK = 2**16
+_TORCH_BLOCK, _GPU_BLOCK = (128, 8192), (1024, 2**16)
+"""Queries and vectors of one product of torch; on a CPU its scores stay in the cache."""
+_HAS_FAISS = sys.platform == "linux" and find_spec("faiss") is not None  # elsewhere its OpenMP stops that of torch
+_LARGE, _MANY_QUERIES = 2**14, 200
+"""Vectors and queries from which on FAISS takes less time than torch."""
+_SPARE = 8
+_NUMBERS_AT_ONCE = 2**17  # of the exact products, likewise in the cache
 
 
 class SearchResult(NamedTuple):
@@ -113,62 +118,26 @@ def exact_search(
     Raises:
         ValueError: `k` below 1, or queries of another dimension, not finite or not normalised.
     """
-    device = torch.device(device)
-    checked = check_search(queries, k, vectors.shape[1] if isinstance(vectors, np.ndarray) else None)
-    searches = [
-        _Best(torch.tensor(checked[start : start + _QUERIES_AT_ONCE], device=device), k)
-        for start in range(0, len(checked), _QUERIES_AT_ONCE)
-    ]
+    queries = check_search(queries, k, vectors.shape[1] if isinstance(vectors, np.ndarray) else None)
+    doubles, moved = queries.astype(np.float64), torch.tensor(queries, device=device)
+    margin = _rounding_margin(queries.shape[1])
+    floor = torch.full((len(queries),), -torch.inf, device=device)
+    rows, places, scores = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
     ranked = 0
-    for positions, block in _blocks(vectors, among):
-        ranked += len(block)
-        moved = torch.from_numpy(block).to(device).float()
-        for search in searches:
-            search.add(positions, moved)
-    results = [search.result(min(k, ranked)) for search in searches]
-    if not results:
-        return np.empty((0, min(k, ranked)), dtype=np.int64), np.empty((0, min(k, ranked)), dtype=np.float32)
-    return np.concatenate([part[0] for part in results]), np.concatenate([part[1] for part in results])
-
-
-class _Best:
-    """The best vectors so far for a few queries `(q, D)`."""
-
-    def __init__(self, queries: torch.Tensor, k: int) -> None:
-        self.queries, self.k = queries, k
-        self.doubles = queries.cpu().numpy().astype(np.float64)
-        self.margin = _rounding_margin(queries.shape[1])
-        self.floor = torch.full((len(queries), 1), -torch.inf, device=queries.device)
-        self.rows, self.positions = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        self.scores = np.empty(0, dtype=np.float32)
-        self.ranked = 0
-
-    def add(self, positions: np.ndarray, block: torch.Tensor) -> None:
-        """Rank a block `(n, D)` of vectors that stand at some positions."""
-        self.ranked += len(block)
-        rows, columns = _candidates(self.queries, block, self.k, self.floor, self.margin)
-        if len(rows) == 0:
-            return
-        self.rows = np.concatenate([self.rows, rows])
-        self.positions = np.concatenate([self.positions, positions[columns]])
-        self.scores = np.concatenate([self.scores, _exact_scores(self.doubles, block, rows, columns)])
-        self._keep_best()
-        if self.ranked >= self.k:
-            worst = torch.from_numpy(self.scores.reshape(len(self.queries), self.k)[:, -1:].copy())
-            self.floor = torch.maximum(self.floor, worst.to(self.floor.device) - self.margin)
-
-    def _keep_best(self) -> None:
-        """Sort by query, then falling score, then position; keep the k best of every query."""
-        order = np.lexsort((self.positions, -self.scores, self.rows))
-        rows = self.rows[order]
-        rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        kept = order[rank < self.k]
-        self.rows, self.positions, self.scores = rows[rank < self.k], self.positions[kept], self.scores[kept]
-
-    def result(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and scores `(q, count)`."""
-        shape = len(self.queries), count
-        return self.positions.reshape(shape), self.scores.reshape(shape)
+    for positions, part in _blocks(vectors, among):
+        ranked += len(part)
+        block = torch.from_numpy(part).to(device).float()
+        new_rows, columns = _candidates(moved, block, k, floor, margin)
+        rows, places = np.concatenate([rows, new_rows]), np.concatenate([places, positions[columns]])
+        scores = np.concatenate([scores, _exact_scores(doubles, block, new_rows, columns)])
+        order = np.lexsort((places, -scores, rows))  # by query, falling score and position: keep the k best
+        rank = np.arange(len(rows)) - np.searchsorted(rows[order], rows[order])
+        order = order[rank < k]
+        rows, places, scores = rows[order], places[order], scores[order]
+        if ranked >= k:
+            floor = torch.from_numpy(scores.reshape(-1, k)[:, -1] - margin).to(device)
+    shape = len(queries), min(k, ranked)
+    return places.reshape(shape), scores.reshape(shape)
 
 
 def _blocks(
@@ -204,37 +173,43 @@ def _candidates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows `(P,)` of queries and of a block that may be among the k best, where the scores so far reach `floor`.
 
-    On a CPU numpy multiplies, a few queries at a time: its library is the faster one on some processors, above all for
-    a single query. A floor of the block itself is only computed where too many rows reach the one so far.
+    The best few of the block are taken for each query, and more of them for those of which the last still may be.
     """
-    if block.device.type != "cpu":
-        rough = queries @ block.T
-        if len(block) >= k:
-            floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
-        found_rows, found_columns = (rough >= floor).nonzero(as_tuple=True)
-        return found_rows.cpu().numpy(), found_columns.cpu().numpy()
-    rows, columns, start = [], [], 0
-    vectors = block.numpy().T
-    for part, least in zip(queries.split(_ROUGH_QUERIES), floor.split(_ROUGH_QUERIES), strict=True):
-        scores = part.numpy() @ vectors
-        reached = scores >= least.numpy()
-        if len(block) >= k and np.count_nonzero(reached) > _FEW_PER_QUERY * k * len(part):
-            reached = scores >= np.maximum(least.numpy(), _reached_by(scores, k) - margin)
-        row, column = np.divmod(np.flatnonzero(reached), len(block))
-        rows.append(row + start)
-        columns.append(column)
-        start += len(part)
+    rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    pending = torch.arange(len(queries), device=queries.device)
+    depth = min(k + _SPARE, len(block))
+    while len(pending):
+        scores, best = _best_of_block(queries[pending], block, depth)
+        least = floor[pending] if depth < k else torch.maximum(floor[pending], scores[:, k - 1] - margin)
+        reached = scores >= least[:, None]
+        is_done = ~reached[:, -1] if depth < len(block) else torch.ones_like(reached[:, -1])
+        row, rank = (reached & is_done[:, None]).nonzero(as_tuple=True)
+        rows.append(pending[row].cpu().numpy())
+        columns.append(best[row, rank].cpu().numpy())
+        pending = pending[~is_done]
+        depth = min(4 * depth, len(block))
     return np.concatenate(rows), np.concatenate(columns)
 
 
-def _reached_by(scores: np.ndarray, k: int) -> np.ndarray:
-    """A bound `(q, 1)` that at least k of the scores `(q, n)` of each row reach: the k-th best maximum of groups."""
-    groups = _GROUPS_PER_RESULT * k
-    size = scores.shape[1] // groups
-    if size > 1:
-        parts = torch.from_numpy(scores)[:, : groups * size].unflatten(1, (groups, size))
-        scores = parts.amax(2).numpy()  # numpy takes 20 times as long
-    return np.partition(scores, -k, axis=1)[:, [-k]]
+def _best_of_block(queries: torch.Tensor, block: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rough scores and rows `(q, depth)` of the best of a block, falling.
+
+    FAISS is bound by the memory for one query and by the arithmetic for many; between them torch is faster.
+    """
+    is_few_or_many = len(queries) == 1 or len(queries) >= _MANY_QUERIES
+    if _HAS_FAISS and block.device.type == "cpu" and is_few_or_many and len(block) >= _LARGE:
+        faiss = import_module("faiss")
+        scores, rows = faiss.knn(queries.numpy(), block.numpy(), depth, metric=faiss.METRIC_INNER_PRODUCT)
+        return torch.from_numpy(scores), torch.from_numpy(rows)
+    queries_at_once, vectors_at_once = _TORCH_BLOCK if block.device.type == "cpu" else _GPU_BLOCK
+    results = []
+    for some in queries.split(queries_at_once):
+        best = [(some @ part.T).topk(min(depth, len(part))) for part in block.split(vectors_at_once)]
+        rows = torch.cat([each.indices + n * vectors_at_once for n, each in enumerate(best)], 1)
+        chosen = torch.cat([each.values for each in best], 1).topk(depth)
+        results.append((chosen.values, rows.gather(1, chosen.indices)))
+    values, rows = (torch.cat(each) for each in zip(*results, strict=True))
+    return values, rows
 
 
 def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
