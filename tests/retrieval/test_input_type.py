@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from conjoin.hub import export
 from conjoin.processing.input_types import apply_input_type
@@ -120,8 +119,6 @@ def test_collections_record_the_input_type(pictures, tmp_path):
     with pytest.raises(ValueError, match="was made with input_type 'cat', not 'avg'"):
         encode_collection(rows, tiny_encoder(input_type="avg"), tmp_path)
     assert encode_collection(rows[1:], encoder, tmp_path).model.input_type == "cat"  # the row of two is still there
-    assert encode_collection(rows[1:], encoder, tmp_path, sync=True).model.input_type is None
-    assert encode_collection(rows, encoder, tmp_path).model.input_type == "cat"
 
 
 def test_a_collection_of_single_images_takes_every_input_type(pictures, tmp_path):
@@ -130,16 +127,3 @@ def test_a_collection_of_single_images_takes_every_input_type(pictures, tmp_path
     assert collection.model.input_type is None
     for name in ("seq", "cat", "avg"):
         assert search_items(collection, tiny_encoder(input_type=name), [pictures[1]], 1).ids == [["1"]]
-
-
-@pytest.mark.parametrize("input_type", ["seq", "cat"])
-def test_pictures_of_a_batch_that_are_decoded_together_are_bounded(input_type, monkeypatch):
-    """A processor that decodes all pictures of a batch gets few of them at a time; the vectors stay the same."""
-    pictures = [Image.new("RGB", (40, 40), (shade, 0, 0)) for shade in range(0, 250, 50)]
-    items = [{"image": picture} if input_type == "seq" else {"image": [picture] * 2} for picture in pictures]
-    encoder = tiny_encoder(batch_size=5, input_type=input_type)
-    whole = encoder.encode(items)
-    assert encoder.model.batches == [5]
-    monkeypatch.setattr("conjoin.retrieval.encoder.BATCH_PIXELS", 7000)
-    np.testing.assert_allclose(encoder.encode(items), whole, atol=1e-6)
-    assert encoder.model.batches[1:] == ([4, 1] if input_type == "seq" else [2, 2, 1])

@@ -33,14 +33,16 @@ def test_equals_sorting_everything(k, dtype):
     check(vectors, queries, k, among=np.arange(5, 300, 7))
 
 
+@pytest.mark.parametrize("has_faiss", [False, True])
 @pytest.mark.parametrize("block, queries_at_once", [(7, 3), (50, 64), (1, 5)])
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_blocks_do_not_matter(block, queries_at_once, precision, monkeypatch):
+def test_blocks_and_who_multiplies_do_not_matter(block, queries_at_once, precision, has_faiss, monkeypatch):
+    if has_faiss:
+        pytest.importorskip("faiss")
     vectors, queries = clustered(210, 16), clustered(9, 16, seed=1)
-    monkeypatch.setattr("conjoin.retrieval.vectors._CORPUS_BLOCK", block)
-    monkeypatch.setattr("conjoin.retrieval.vectors._QUERIES_AT_ONCE", queries_at_once)
-    monkeypatch.setattr("conjoin.retrieval.vectors._ROUGH_QUERIES", 2)
-    monkeypatch.setattr("conjoin.retrieval.vectors._NUMBERS_AT_ONCE", 100)
+    sizes = {"_CORPUS_BLOCK": block, "_TORCH_BLOCK": (queries_at_once, 5), "_NUMBERS_AT_ONCE": 100, "_SPARE": 1}
+    for name, value in (sizes | {"_HAS_FAISS": has_faiss, "_LARGE": 1, "_MANY_QUERIES": 1}).items():
+        monkeypatch.setattr(f"conjoin.retrieval.vectors.{name}", value)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     some = np.array([0, 3, 29, 30, 31, 100, 209])
     for k in (1, 10, 60, 210):

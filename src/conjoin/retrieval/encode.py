@@ -6,12 +6,13 @@ fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import torch
@@ -43,14 +44,14 @@ from conjoin.retrieval.collection_table import (
     writing,
 )
 from conjoin.retrieval.encode_rows import (
-    SECONDS_PER_COMMIT,
     Encoded,
     KnownRows,
+    Record,
     Row,
     cast_to_schema,
     encode_rows,
-    kept_types,
     read_chunks,
+    to_table,
 )
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.options import EncodeOptions
@@ -58,7 +59,7 @@ from conjoin.storage import differences
 
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
-_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_SECONDS_PER_COMMIT = 20.0
 _LONGEST_WAIT = timedelta(days=30)
 """How long a process waits for another one, which may have far slower rows."""
 
@@ -98,20 +99,21 @@ def encode_collection(
     """
     chosen = EncodeOptions(**options)
     check_on_error(chosen.on_error)
-    rank = 0 if processes is None else processes.process_index
+    is_first = processes is None or processes.process_index == 0
     changes = None
     total = len(rows) if isinstance(rows, Sized) else None
-    with progress(total=total, unit="row", desc="encoding", show=show_progress and rank == 0) as bar:
-        if rank > 0:
-            wait(processes)  # until the first one found that it may write
-            for _ in _encoded(rows, open_known(uri), encoder, chosen, bar, processes):
-                pass
-        else:
+    with progress(total=total, unit="row", desc="encoding", show=show_progress and is_first) as bar:
+        if is_first:
             with writing(uri), CollectionWriter(uri, encoder, chosen, kept_types(rows)) as writer:
                 wait(processes)
-                for encoded in _encoded(rows, writer.known, encoder, chosen, bar, processes):
+                for encoded in _encoded(rows, writer.known, encoder, chosen, processes):
                     writer.add(encoded)
+                    bar.update(len(encoded.records) + encoded.unchanged + len(encoded.skipped))
                 changes = writer.finish()
+        else:
+            wait(processes)  # until the first one found that it may write
+            for _ in _encoded(rows, open_known(uri), encoder, chosen, processes):
+                pass
     wait(processes)
     collection = Collection(uri)
     collection.changes = changes
@@ -119,13 +121,8 @@ def encode_collection(
 
 
 def _encoded(
-    rows: Iterable[Row],
-    known: KnownRows,
-    encoder: ItemEncoder,
-    options: EncodeOptions,
-    bar: Any,  # noqa: ANN401 - a progress bar
-    processes: PartialState | None,
-) -> Iterable[Encoded]:
+    rows: Iterable[Row], known: KnownRows, encoder: ItemEncoder, options: EncodeOptions, processes: PartialState | None
+) -> Iterator[Encoded]:
     """Encode the rows that are new or changed; each of several processes encodes its share, and gives all of them.
 
     Raises:
@@ -138,7 +135,7 @@ def _encoded(
         start, ids, chunk = next(chunks, (0, [], []))
         known.see(ids, start)
         own = slice(rank * size, (rank + 1) * size)
-        parts = encode_rows(start + own.start, ids[own], chunk[own], known, encoder, options, bar)
+        parts = encode_rows(start + own.start, ids[own], chunk[own], known, encoder, options)
         if world_size == 1:
             yield from parts if ids else ()
         else:
@@ -153,6 +150,14 @@ def _encoded(
                 yield from encoded
         if not ids:
             return
+
+
+def kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
+    """The types of the kept columns, where the source knows them."""
+    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
+    kept = (features or {}).get("metadata")
+    schema = datasets.Features(kept).arrow_schema if isinstance(kept, dict) else ()
+    return {field.name: field.type for field in schema if not pa.types.is_null(field.type)}
 
 
 def open_known(uri: str | Path) -> KnownRows:
@@ -201,8 +206,8 @@ class CollectionWriter:
         self.uri, self.encoder, self.options, self.kept_types = uri, encoder, options, kept_types
         self.key = collection_key(encoder, options)
         self.changes, self.skipped = Changes(), list[Skipped]()
-        self._parts, self._several = set[str](), False
-        self._pending: list[Encoded] = []
+        self._several = False
+        self._pending: list[tuple[int, Record]] = []
         self._written = monotonic()
         self._table: Table | None = None
         with committing(uri):
@@ -217,6 +222,7 @@ class CollectionWriter:
                         "before"
                     )
                 self._table = table
+                self._several = bool(read_metadata(table)["details"]["several"])
         self.known = KnownRows(uri, self._table)
 
     def __enter__(self) -> "CollectionWriter":
@@ -235,42 +241,43 @@ class CollectionWriter:
             raise KeyboardInterrupt(f"{count} rows are kept in {str(self.uri)!r}: run the same again, it resumes")
 
     def add(self, rows: Encoded) -> None:
-        """Take rows, and write those so far if they are many, or 20 seconds old.
+        """Add rows, and write those so far if they are many, or 20 seconds old.
 
         Raises:
             OSError: The disk is full or fails.
             ValueError: A column cannot be kept.
         """
-        new, changed, skipped = len(rows.new or ()), len(rows.changed or ()), len(rows.skipped)
-        counts = Changes(new, changed, 0, rows.unchanged, skipped, rows.encoded)
+        counts = Changes(0, 0, 0, rows.unchanged, len(rows.skipped), rows.encoded)
         self.changes = Changes(*(a + b for a, b in zip(self.changes, counts, strict=True)))
         self.skipped += rows.skipped
         positions = self.known.positions([row.id for row in rows.skipped])
         self.known.states[positions[positions >= 0]] = 2
-        self._parts |= rows.parts
         self._several |= rows.several
-        self._pending.append(rows)
-        held = sum(len(table) for each in self._pending for table in (each.new, each.changed) if table is not None)
-        if held >= _ROWS_PER_COMMIT or monotonic() - self._written > SECONDS_PER_COMMIT:
+        self._pending += rows.records
+        if len(self._pending) >= _ROWS_PER_COMMIT or monotonic() - self._written > _SECONDS_PER_COMMIT:
             self._flush()
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, []
-        tables = [[table for table in tables if table is not None] for tables in
-                  ([each.new for each in pending], [each.changed for each in pending])]  # fmt: skip
-        new, changed = (pa.concat_tables(each, promote_options="permissive") if each else None for each in tables)
+        records = [record for _, record in sorted(self._pending, key=lambda each: each[0])]
+        is_known = self.known.positions([record["id"] for record in records]) >= 0
+        changed, new = ([record for record, known in zip(records, is_known, strict=True) if known == wanted]
+                        for wanted in (True, False))  # fmt: skip
+        self._pending = []
         with committing(self.uri):
-            if new is not None:
+            if new:
+                rows = to_table(new, self.options.dtype)
                 if self._table is None:
-                    self._table = create_table(self.uri, self._schema(new))
-                self._table.add(cast_to_schema(new, self._table))
-            if changed is not None and self._table is not None:
-                rows = cast_to_schema(changed, self._table)
+                    self._table = create_table(self.uri, self._schema(rows))
+                self._table.add(cast_to_schema(rows, self._table))
+            if changed and self._table is not None:
+                rows = cast_to_schema(to_table(changed, self.options.dtype), self._table)
                 self._table.merge_insert("id").when_matched_update_all().execute(rows)
-            if self._table is not None and pending:  # a run that is stopped leaves the parts
+            if records and self._table is not None:  # a run that is stopped leaves them
                 metadata = read_metadata(self._table)
-                details = metadata["details"]
-                write_metadata(self._table, metadata | {"details": details | self._made_of(details)})
+                write_metadata(self._table, metadata | {"details": metadata["details"] | {"several": self._several}})
+        self.changes = self.changes._replace(
+            added=self.changes.added + len(new), replaced=self.changes.replaced + len(changed)
+        )
         self._written = monotonic()
 
     def finish(self) -> Changes:
@@ -291,31 +298,21 @@ class CollectionWriter:
             reasons = dict.fromkeys(self.skipped[index].reason for index in (0, -1))  # of the rows, and of the model
             raise ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
         with committing(self.uri):
-            numbers = self._numbers(gone) if gone.any() else []
-            for start in range(0, len(numbers), _ROWS_PER_COMMIT):
-                chosen = ", ".join(map(str, numbers[start : start + _ROWS_PER_COMMIT]))
-                self._table.delete(f"_rowid in ({chosen})")
+            if gone.any():
+                numbers: list[int] = []
+                for batch in self._table.search().select(["id"]).with_row_id(True).to_batches():
+                    positions = self.known.positions(batch["id"].to_pylist())
+                    numbers += batch["_rowid"].to_numpy()[(positions >= 0) & gone[positions]].tolist()
+                for start in range(0, len(numbers), _ROWS_PER_COMMIT):
+                    chosen = ", ".join(map(str, numbers[start : start + _ROWS_PER_COMMIT]))
+                    self._table.delete(f"_rowid in ({chosen})")
             if published_version(self._table) != self._table.version:
-                metadata = read_metadata(self._table)
-                before = {"parts": [], "several": False} if self.options.sync else metadata["details"]
-                write_metadata(self._table, metadata | {"details": self._details() | self._made_of(before)})
+                write_metadata(self._table, read_metadata(self._table) | {"details": self._details()})
             publish(self.uri, self._table)
         if (folder := local_folder(self.uri)) is not None:
             (folder / SKIPPED_FILE).unlink(missing_ok=True)
             SkippedFile(folder).add(sorted(self.skipped))
         return self.changes
-
-    def _numbers(self, chosen: np.ndarray) -> list[int]:
-        """Lance's numbers of the chosen ones of the known rows."""
-        numbers: list[int] = []
-        for batch in self._table.search().select(["id"]).with_row_id(True).to_batches():  # type: ignore[union-attr]
-            positions = self.known.positions(batch["id"].to_pylist())
-            numbers += batch["_rowid"].to_numpy()[(positions >= 0) & chosen[positions]].tolist()
-        return numbers
-
-    def _made_of(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts of the rows, with those of rows that this run did not see."""
-        return {"parts": sorted({*self._parts, *before["parts"]}), "several": self._several or before["several"]}
 
     def _details(self) -> dict[str, Any]:
         versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
@@ -323,7 +320,7 @@ class CollectionWriter:
             "model": self.encoder.name,
             "load_options": dict(self.encoder.load_options),
             "versions": versions,
-            **self._made_of({"parts": [], "several": False}),
+            "several": self._several,
         }
 
     def _schema(self, rows: pa.Table) -> pa.Schema:
@@ -344,18 +341,10 @@ def launched_processes() -> PartialState | None:
     """Connect to the other processes of `accelerate launch` or `torchrun`; None if this process was started alone.
 
     They meet over the CPU (gloo), whatever device each encodes on.
-
-    Raises:
-        ValueError: The environment does not name the processes with numbers that fit.
     """
-    given = {name: os.environ[name] for name in _NUMBERS if name in os.environ}
-    for name, value in given.items():
-        if not value.isdecimal():
-            raise ValueError(f"the environment variable {name} must be a number, got {value!r}")
-    rank, count = int(given.get("RANK", 0)), int(given.get("WORLD_SIZE", 1))
-    if rank >= max(count, 1):
-        raise ValueError(f"the environment variable RANK must be below WORLD_SIZE, got {rank} of {count}")
-    return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT) if count > 1 else None
+    if int(os.environ.get("WORLD_SIZE", 1)) <= 1:
+        return None
+    return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT)
 
 
 def wait(processes: PartialState | None) -> None:

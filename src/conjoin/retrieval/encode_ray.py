@@ -4,7 +4,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -15,8 +14,8 @@ from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import local_folder, writing
-from conjoin.retrieval.encode import CollectionWriter, collection_key, open_known
-from conjoin.retrieval.encode_rows import encode_rows, kept_types
+from conjoin.retrieval.encode import CollectionWriter, collection_key, kept_types, open_known
+from conjoin.retrieval.encode_rows import encode_rows
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import differences
@@ -154,8 +153,7 @@ class _Worker:
             if isinstance(rows, Exception):
                 raise rows
             ids = [str(row["id"]) for row in rows]
-            bar = SimpleNamespace(update=lambda count: None)
-            result: Any = ids, [*encode_rows(None, ids, rows, self.known, self.encoder, self.options, bar)]
+            result: Any = ids, [*encode_rows(None, ids, rows, self.known, self.encoder, self.options)]
         except (ValueError, OSError) as error:
             result = error
         return {"result": [pickle.dumps(result)]}

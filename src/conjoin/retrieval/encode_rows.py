@@ -1,9 +1,7 @@
 """Rows on their way into a collection: read in chunks, compared with those it has, encoded, made an Arrow table."""
 
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import datasets
@@ -34,7 +32,8 @@ from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import item_digest, row_digest
 
 Row = Mapping[str, Any]
-SECONDS_PER_COMMIT = 20.0
+Record = dict[str, Any]
+"""A row as the table holds it."""
 
 
 def read_chunks(rows: Iterable[Row], size: int) -> Iterator[tuple[int, list[str], list[Row]]]:
@@ -64,10 +63,6 @@ def _id(row: Row, name: str) -> str:
     id_ = row.get("id")
     if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
         raise ItemError(name, f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
-    try:
-        str(id_).encode()
-    except UnicodeEncodeError as error:
-        raise ItemError(name, f"the id {id_!r:.80} is no valid Unicode text: {error.reason}") from error
     return str(id_)
 
 
@@ -78,61 +73,44 @@ class KnownRows:
         states: Of each row of the table: 0 if the data did not have it yet, 1 if it had, 2 if it cannot be used now.
     """
 
-    def __init__(self, uri: str | Path, table: Table | None) -> None:
-        self.uri, self.table, self._ids = uri, table, UniqueIds()
+    def __init__(self, uri: str | os.PathLike[str], table: Table | None) -> None:
+        self.uri, self.table, self._ids = str(uri), table, UniqueIds()
         keys, digests = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)]
-        with reading(uri):
+        with reading(self.uri):
             for batch in () if table is None else table.search().select(["id", ROW_DIGEST]).to_batches():
                 keys.append(id_keys(batch["id"].to_pylist()))
                 digests.append(batch[ROW_DIGEST].to_numpy())
         all_keys = np.concatenate(keys)
         order = np.argsort(all_keys)
-        self._keys, self._digests = all_keys[order], np.concatenate(digests)[order]
+        self._keys, self.digests = all_keys[order], np.concatenate(digests)[order]
         self.states = np.zeros(len(order), dtype=np.uint8)
 
     def positions(self, ids: Sequence[str]) -> np.ndarray:
-        """Return where the table's rows of some ids stand in `states`, `(N,)`; -1 for those that it has not."""
-        return self._positions(id_keys(ids))
-
-    def _positions(self, keys: np.ndarray) -> np.ndarray:
+        """Where the table's rows of some ids stand in `states` and `digests`, `(N,)`; -1 for those that it has not."""
+        keys = id_keys(ids)
         if not len(self._keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[at] == keys, at, -1)
 
-    def see(self, ids: Sequence[str], start: int | None) -> np.ndarray:
-        """Note rows of the data, and return their `positions`.
-
-        Args:
-            ids: Of the rows.
-            start: The number of the first one in the data; None if it is not known.
+    def see(self, ids: Sequence[str], start: int | None) -> None:
+        """Note rows of the data, the first of which has the number `start`, if it is known.
 
         Raises:
             ItemError: An id occurred before.
         """
-        keys = id_keys(ids)
-        require_unique(ids, self._ids.add(keys), start)
-        positions = self._positions(keys)
+        require_unique(ids, self._ids.add(id_keys(ids)), start)
+        positions = self.positions(ids)
         self.states[positions[positions >= 0]] = 1
-        return positions
-
-    def digests(self, positions: np.ndarray) -> np.ndarray:
-        """Return the row digests at some positions, `(N,)` int64; 0 for position -1."""
-        return (
-            np.where(positions >= 0, self._digests[positions], 0) if len(self._digests) else np.zeros(len(positions))
-        )
 
     def vectors(self, digests: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Return the vectors of the ids whose rows in the table have the given item digests."""
+        """The vectors of the ids whose rows in the table have the given item digests."""
         found: dict[str, np.ndarray] = {}
-        for where in id_conditions(list(digests)):
-            if self.table is not None:
-                with reading(self.uri):
-                    stored = (
-                        self.table.search().where(where).select(["id", ITEM_DIGEST, VECTOR]).to_arrow().to_pylist()
-                    )
-                same = (row for row in stored if row[ITEM_DIGEST] == digests[row["id"]])
-                found |= {row["id"]: np.array(row[VECTOR], dtype=np.float32) for row in same}
+        for where in id_conditions(list(digests)) if self.table is not None else ():
+            with reading(self.uri):
+                stored = self.table.search().where(where).select(["id", ITEM_DIGEST, VECTOR]).to_arrow()  # type: ignore[union-attr]
+            same = (row for row in stored.to_pylist() if row[ITEM_DIGEST] == digests[row["id"]])
+            found |= {row["id"]: np.array(row[VECTOR], dtype=np.float32) for row in same}
         return found
 
 
@@ -140,21 +118,17 @@ class Encoded(NamedTuple):
     """Some rows of a chunk.
 
     Attributes:
-        new: Those that the table has not, as it holds them.
-        changed: Those that it has otherwise, likewise.
+        records: The new and the changed ones, with their numbers in the chunk.
         encoded: How many of them went through the model.
         unchanged: How many rows are in the table as they are in the data.
         skipped: Those that cannot be used.
-        parts: `"image"` and `"text"`, as far as rows have them.
-        several: Whether a row has several images.
+        several: Whether an item has several images.
     """
 
-    new: pa.Table | None = None
-    changed: pa.Table | None = None
+    records: Sequence[tuple[int, Record]]
     encoded: int = 0
     unchanged: int = 0
     skipped: Sequence[Skipped] = ()
-    parts: frozenset[str] = frozenset()
     several: bool = False
 
 
@@ -165,9 +139,8 @@ def encode_rows(
     known: KnownRows,
     encoder: ItemEncoder,
     options: EncodeOptions,
-    bar: Any,  # noqa: ANN401 - a progress bar
 ) -> Iterator[Encoded]:
-    """Encode the rows of a chunk that are new or changed; what is done is given every 20 seconds, and before an error.
+    """Encode the rows of a chunk that are new or changed: first what needs no model, then batch by batch.
 
     Args:
         start: The number of the first row in the data; None if it is not known.
@@ -176,20 +149,12 @@ def encode_rows(
         known: The rows of the table.
         encoder: Computes the vectors.
         options: How.
-        bar: Shows progress.
 
     Raises:
         ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
     """
     positions = known.positions(ids)
-    parts = [_parts(row, id_) for id_, row in zip(ids, rows, strict=True)]
-    digests = [_row_digest(*each) for each in zip(rows, parts, strict=True)]
-    is_same = (positions >= 0) & (known.digests(positions) == np.array(digests, dtype=np.int64))
-    changed = np.flatnonzero(~is_same).tolist()
-    contents = {index: _digest(item_digest, parts[index]) for index in changed}
-    stored = known.vectors({ids[index]: contents[index] for index in changed if positions[index] >= 0})
-    vectors = {index: stored[ids[index]] for index in changed if ids[index] in stored}
-    items: dict[int, Any] = {}
+    changed: dict[int, tuple[dict[str, Any], int, int]] = {}  # the parts, the item digest and the row digest
     skipped: list[Skipped] = []
 
     def skip(index: int, error: Exception) -> None:
@@ -197,70 +162,63 @@ def encode_rows(
             raise error
         skipped.append(Skipped(None, None if start is None else start + index, ids[index], str(error)))
 
-    for index in (index for index in changed if index not in vectors):
+    def record(index: int, vector: np.ndarray) -> tuple[int, Record]:
+        parts, item, digest = changed[index]
+        row, name = rows[index], f"item {ids[index]!r}"
+        values = {"id": ids[index], VECTOR: vector, ITEM_DIGEST: item, ROW_DIGEST: digest, **_kept_values(row, name)}
+        if "image" in parts:
+            values["image"] = image_paths(parts["image"]) or None
+            if options.keep_pictures:
+                values[PICTURE] = make_thumbnail(parts["image"], options.keep_pictures, name)
+        return index, values
+
+    for index, row in enumerate(rows):
         try:
-            items[index] = _item(rows[index], parts[index], f"item {ids[index]!r}")
+            if row.get("problem") is not None:
+                raise ValueError(str(row["problem"]))
+            given = {key: row[key] for key in ("image", "text") if row.get(key) is not None}
+            parts = check_parts(given, f"item {ids[index]!r}")
         except ValueError as error:
             skip(index, error)
-    bar.update(len(rows) - len(items))
+            continue
+        digest = _digest(row_digest, {**parts, "metadata": row.get("metadata") or {}})
+        if positions[index] < 0 or known.digests[positions[index]] != digest:
+            changed[index] = parts, _digest(item_digest, parts), digest
+    unchanged = len(rows) - len(changed) - len(skipped)
+    stored = known.vectors({ids[index]: each[1] for index, each in changed.items() if positions[index] >= 0})
+    items: dict[int, Any] = {}
+    for index, (parts, _, _) in changed.items():
+        if ids[index] not in stored:
+            try:
+                items[index] = row_item(parts, f"item {ids[index]!r}")
+            except ValueError as error:
+                skip(index, error)
     order = list(items)
-
-    def done(unchanged: int) -> Encoded:
-        """What is encoded since the last time."""
-        used = sorted(vectors)
-        seen = [parts[index] for index in (*used, *(np.flatnonzero(is_same).tolist() if unchanged else ()))]
-        tables: list[pa.Table | None] = []
-        for is_new in (True, False):
-            some = [index for index in used if (positions[index] < 0) == is_new]
-            tables.append(_table([(ids[n], rows[n], vectors[n], contents[n], digests[n]) for n in some], options))
-        images = [each["image"] for each in seen if isinstance(each.get("image"), list)]
-        several = any(count_images(row_item({"image": image})) > 1 for image in images)
-        encoded = sum(index in items for index in used)
-        result = Encoded(tables[0], tables[1], encoded, unchanged, (*skipped,), frozenset().union(*seen), several)
-        vectors.clear()
+    several = any(isinstance(parts.get("image"), list) and count_images(items[index]) > 1
+                  for index, (parts, _, _) in changed.items() if index in items)  # fmt: skip
+    moved = [record(index, stored[ids[index]]) for index in changed if ids[index] in stored]
+    yield Encoded(moved, 0, unchanged, skipped[:], several)
+    skipped.clear()
+    batches = encoder.encode_batches(
+        [items[index] for index in order],
+        [ids[index] for index in order],
+        role=options.role,
+        prompt=options.prompt,
+        prompt_name=options.prompt_name,
+        on_unusable=lambda position, error: skip(order[position], error),
+    )
+    for _, usable, vectors in batches if items else ():
+        records = [record(order[position], vector) for position, vector in zip(usable, vectors, strict=True)]
+        yield Encoded(records, len(records), 0, skipped[:])
         skipped.clear()
-        return result
-
-    how: dict[str, Any] = {"role": options.role, "prompt": options.prompt, "prompt_name": options.prompt_name}
-    how["on_unusable"] = lambda position, error: skip(order[position], error)
-    since = time.monotonic()
-    try:
-        chosen = [items[index] for index in order], [ids[index] for index in order]
-        for batch, usable, encoded in encoder.encode_batches(*chosen, **how) if items else ():
-            vectors |= zip((order[position] for position in usable), encoded, strict=True)
-            bar.update(len(batch))
-            if time.monotonic() - since > SECONDS_PER_COMMIT:
-                yield done(0)
-                since = time.monotonic()
-    except (Exception, KeyboardInterrupt):
-        yield done(0)
-        raise
-    yield done(int(is_same.sum()))
 
 
-def _digest(function: Any, values: Mapping[str, Any]) -> int:  # noqa: ANN401
+def _digest(function: Callable[[Mapping[str, Any]], int], values: Mapping[str, Any]) -> int:
     """A digest of values; 0 if they cannot be read: encoding them says why."""
     try:
-        return int(function(values))
+        return function(values)
     except (RecursionError, OSError, ValueError):
         return 0
-
-
-def _row_digest(row: Row, parts: Mapping[str, Any]) -> int:
-    return _digest(row_digest, {**parts, "metadata": row.get("metadata") or {}}) if parts else 0
-
-
-def _parts(row: Row, id_: str) -> dict[str, Any]:
-    """The image and the text of a row, those it has; none of a row with a problem."""
-    if row.get("problem") is not None:
-        return {}
-    return check_parts({key: row[key] for key in ("image", "text") if row.get(key) is not None}, f"item {id_!r}")
-
-
-def _item(row: Row, parts: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
-    if row.get("problem") is not None:
-        raise ValueError(str(row["problem"]))
-    return row_item(parts, name)
 
 
 def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
@@ -269,35 +227,6 @@ def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
     named = [single.get("path") if isinstance(single, Mapping) else single for single in several]
     paths = [str(path) for path in named if path and isinstance(path, str | os.PathLike)]
     return [path for path in paths if not path.startswith("data:")]
-
-
-def _table(encoded: Sequence[tuple[str, Row, np.ndarray, int, int]], options: EncodeOptions) -> pa.Table | None:
-    """Rows as the table holds them, of their ids, vectors, item digests and row digests; None without rows.
-
-    Raises:
-        ValueError: A column cannot be kept, or a vector is not finite.
-    """
-    if not encoded:
-        return None
-    ids, rows, vectors, contents, digests = zip(*encoded, strict=True)
-    numbers = np.stack(vectors).astype(options.dtype)
-    check_vectors(numbers, None, ids)
-    names = [f"item {id_!r}" for id_ in ids]
-    kept = [_kept_values(row, name) for row, name in zip(rows, names, strict=True)]
-    columns = {
-        "id": pa.array(ids),
-        VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), numbers.shape[1]),
-        "image": pa.array([image_paths(row.get("image")) or None for row in rows], pa.list_(pa.string())),
-        ITEM_DIGEST: pa.array(contents, pa.int64()),
-        ROW_DIGEST: pa.array(digests, pa.int64()),
-    }
-    for column in dict.fromkeys(column for values in kept for column in values):
-        columns[column] = _column(column, [values.get(column) for values in kept])
-    if options.keep_pictures:
-        pictures = [None if row.get("image") is None else make_thumbnail(row["image"], options.keep_pictures, name)
-                    for row, name in zip(rows, names, strict=True)]  # fmt: skip
-        columns[PICTURE] = pa.array(pictures, pa.binary())
-    return pa.table(columns)
 
 
 def _kept_values(row: Row, name: str) -> dict[str, Any]:
@@ -331,22 +260,32 @@ def kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in schema if not pa.types.is_null(field.type)}
 
 
-def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    """Values as a column.
+def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
+    """Records as a table, with a column for each name that one of them has.
 
     Raises:
-        ValueError: They are of different types, or of one that no column has.
+        ValueError: A column cannot be kept, or a vector is not finite.
     """
-    try:
+    vectors = np.stack([record[VECTOR] for record in records]).astype(dtype)
+    check_vectors(vectors, None, [record["id"] for record in records])
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record.get(name) for record in records] if name != VECTOR else []
         try:
-            column = pa.array(values)
-        except UnicodeEncodeError:  # lone surrogates
-            column = pa.array([v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values])
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
-    if pa.types.is_struct(column.type) and column.type.num_fields == 0:
-        raise ValueError(f"the column {name!r} cannot be kept: its values are empty mappings")
-    return column
+            if name == VECTOR:
+                column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+            elif name == "image":
+                column = pa.array(values, pa.list_(pa.string()))
+            elif name == TEXT:  # a lone surrogate becomes "?"
+                column = pa.array([v if v is None else v.encode("utf-8", "replace").decode() for v in values])
+            else:
+                column = pa.array(values)
+            if pa.types.is_struct(column.type) and column.type.num_fields == 0:
+                raise ValueError("its values are empty mappings")
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
+        columns[name] = column
+    return pa.table(columns)
 
 
 def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
@@ -362,8 +301,10 @@ def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
     for field in table.schema:
         column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         try:
-            if new := _fields(column.type) - _fields(field.type):  # which a cast drops
-                raise pa.ArrowInvalid(f"the field {sorted(new)[0]!r} is new")
+            both = [pa.schema([pa.field(field.name, kind)]) for kind in (field.type, column.type)]
+            if pa.types.is_nested(field.type) and field.name != VECTOR:  # a cast drops fields that are new
+                if pa.unify_schemas(both, promote_options="permissive").field(0).type != field.type:
+                    raise pa.ArrowInvalid("it is another one")
             columns.append(column.cast(field.type))
         except pa.ArrowException as error:
             raise ValueError(
@@ -371,11 +312,3 @@ def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
                 f"{column.type} now ({error}); give all its values one type, such as --keep {field.name}:number"
             ) from error
     return pa.table(columns, schema=table.schema)
-
-
-def _fields(kind: pa.DataType) -> set[str]:
-    """The names of the fields of mappings, within lists and mappings too."""
-    if pa.types.is_list(kind):
-        return _fields(kind.value_type)
-    inner = [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_struct(kind) else []
-    return {field.name for field in inner}.union(*(_fields(field.type) for field in inner))
