@@ -110,9 +110,9 @@ class ItemEncoder:
             raise ValueError(f"dims must be at least 1, got {dims}")
         self.dims, self.load_options = dims, load_options
         self.model: Any = model
-        own_type = processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
+        self.processor: Any = copy.copy(processor) if isinstance(processor, OWN_PROCESSORS) else processor
+        own_type = self.processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
         self.input_type = own_type if input_type is None else check_input_type(input_type)
-        self.processor: Any = processor if own_type == "seq" else copy.copy(processor)
         if own_type != "seq":  # several images are left as they are, since the encoder applies the input type
             self.processor.input_type = "seq"
         self.batch_size = batch_size
