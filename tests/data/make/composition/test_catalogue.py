@@ -97,5 +97,5 @@ def test_bad_input_is_named(tmp_path, change, options, message):
 
 def test_lists_are_no_attributes(tmp_path):
     rows = [one | {"color": ["red", "blue"]} for one in FOUR]
-    with pytest.raises(ValueError, match=r"the attribute 'color' holds list<.*expected a text or number"):
+    with pytest.raises(ValueError, match=r"the attribute 'color' holds lists; expected a text or number"):
         read_catalogue(write_catalogue(tmp_path, rows, "shop.jsonl"))

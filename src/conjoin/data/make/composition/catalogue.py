@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import datasets
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from conjoin.data.columns import COMMON_COLUMNS
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
+from conjoin.data.row_checks import as_name
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Catalogue:
     """Products and their attributes as codes.
 
     Attributes:
-        rows: Of `load_pairs`: `id`, `image` (undecoded) and `text`, the title.
+        rows: Of `load_pairs`: the column `image` (undecoded).
         ids: Of each product.
         titles: Of each product.
         facts: `class`, `country` and `language` (of the title): a value for each product, such as `"shoes"` or `""`.
@@ -56,7 +56,7 @@ class Catalogue:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def names(self) -> list[Any]:
         """The ids as the files have them: integers, as published, if all are."""
         return list(map(int, self.ids)) if all(re.fullmatch("0|[1-9][0-9]*", pid) for pid in self.ids) else self.ids
@@ -108,52 +108,51 @@ def read_catalogue(
     if not named:
         raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
     keep = list(dict.fromkeys([*named, *filter(None, (given[fact] for fact in _FACTS))]))
-    options: dict[str, Any] = {f"{role}_column": given[role] for role in _ROLES}
-    rows = load_pairs(source, split=split, keep=keep, **options)
-    table = rows.select_columns("metadata").with_format("arrow")[:]["metadata"].combine_chunks()
-    codes = _read_codes({name: pc.struct_field(table, name) for name in named}, is_guess=attributes is None)
+    rows: Any = load_pairs(source, split=split, keep=keep, **{f"{role}_column": given[role] for role in _ROLES})
     wrong = next((pid for pid in rows["id"] if len(pid.split()) != 1), None)
     if wrong is not None:
         raise ValueError(f"the id {wrong!r} of a product must be one word")
+    cells = rows.select_columns("metadata").with_format("arrow")[:]["metadata"].combine_chunks()
     facts = {}
     for fact, default in (("class", DEFAULT_CLASS), ("country", ""), ("language", language)):
-        values = pc.struct_field(table, given[fact]).to_pylist() if given[fact] else [None] * len(rows)
+        values = pc.struct_field(cells, given[fact]).to_pylist() if given[fact] else [None] * len(rows)
         facts[fact] = [default if value in (None, "") else str(value) for value in values]
+    coded, useless = {}, []
+    for attribute, words in _attributes({name: pc.struct_field(cells, name) for name in named}).items():
+        codes, names = pd.factorize(words.mask(words.isin(NO_VALUES)))
+        if len(names) < 2 or np.bincount(codes[codes != MISSING]).max() < 2:
+            useless.append(f"{attribute!r} ({len(names)} values)")
+        else:
+            coded[attribute] = tuple(names), codes
+    problem = f"an attribute needs two values, and one that several products have, unlike {', '.join(useless)}"
+    if not coded or (useless and attributes is not None):
+        raise ValueError(problem)
+    if useless:
+        logger.warning("%s, which are left out", problem)
     return Catalogue(
         rows=rows.select_columns("image"),
         ids=list(rows["id"][:]),
         titles=list(rows["text"][:]),
         facts=facts,
         groups=list(rows["group"][:]) if given["group"] else None,
-        attributes=tuple(codes),
-        values=tuple(values for values, _ in codes.values()),
-        codes=np.stack([numbers for _, numbers in codes.values()]),
+        attributes=tuple(coded),
+        values=tuple(names for names, _ in coded.values()),
+        codes=np.stack([codes for _, codes in coded.values()]),
     )
 
 
-def _read_codes(columns: Mapping[str, Any], is_guess: bool) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """The values and codes of each attribute that can be a condition; others are an error unless they are a guess."""
-    codes: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
-    useless = []
+def _attributes(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
+    """Return the words of each attribute: of a column, or of each key of its objects."""
+    attributes = {}
     for name, column in columns.items():
-        if isinstance(column.type, pa.BaseExtensionType):  # objects of different keys
-            column = pa.array([None if cell is None else json.loads(cell) for cell in column.storage.to_pylist()])
-        is_struct = pa.types.is_struct(column.type)
-        for attribute in [field.name for field in column.type] if is_struct else [name]:
-            cells = pc.struct_field(column, attribute) if is_struct else column
-            if pa.types.is_nested(cells.type) or pa.types.is_binary(cells.type):
-                raise ValueError(
-                    f"the attribute {attribute!r} holds {cells.type}; expected a text or number per product"
-                )
-            words = pc.utf8_lower(pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))).to_pandas()
-            numbers, values = pd.factorize(words.mask(words.isin(NO_VALUES)))
-            if len(values) < 2 or np.bincount(numbers[numbers != MISSING]).max() < 2:
-                useless.append(f"{attribute!r} ({len(values)} values)")
-            else:
-                codes[attribute] = tuple(values), numbers
-    problem = "an attribute needs two values, and one that several products have, unlike "
-    if not codes or (useless and not is_guess):
-        raise ValueError(f"{problem}{', '.join(useless)}")
-    if useless:
-        logger.warning("%s%s, which are left out", problem, ", ".join(useless))
-    return codes
+        is_json = isinstance(column.type, pa.BaseExtensionType)  # objects of different keys
+        cells = [json.loads(cell) if cell else {} for cell in column.storage.to_pylist()] if is_json else column
+        if is_json or pa.types.is_struct(column.type):
+            found = pd.DataFrame([cell or {} for cell in (cells if is_json else column.to_pylist())], dtype=object)
+        else:
+            found = pd.DataFrame({name: pd.Series(column.to_pylist(), dtype=object)})
+        for attribute, values in found.items():
+            if any(isinstance(value, list | dict | bytes) for value in values):
+                raise ValueError(f"the attribute {attribute!r} holds lists; expected a text or number per product")
+            attributes[str(attribute)] = values.map(lambda value: (as_name(value) or "").strip().lower())
+    return attributes

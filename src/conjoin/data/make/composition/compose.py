@@ -75,7 +75,6 @@ class CompositionSettings:
             ("samplers", {*samplers} <= {*SAMPLERS, COLD_START}, f"some of {', '.join((*SAMPLERS, COLD_START))}"),
             ("samplers", min(samplers.values()) >= 0 < sum(samplers.values()), "weights of at least 0"),
             ("conditions", min(numbers) > 1, "at least 2 for each query"),
-            ("conditions", min(numbers.values()) >= 0 < sum(numbers.values()), "weights of at least 0"),
         ):
             if not is_right:
                 raise ValueError(f"{name}={vars(self)[name]!r}; expected {expected}")
@@ -156,9 +155,9 @@ def compose_queries(
             not fit; cold start without a model or without products.
     """
     settings, out = settings or CompositionSettings(), Path(out)
-    templates = load_templates(settings.languages, template_files)
-    if vectors is not None and (vectors.ndim != 2 or len(vectors) != len(catalogue) or not np.isfinite(vectors).all()):
-        raise ValueError(f"vectors have shape {vectors.shape}; expected finite numbers, ({len(catalogue)}, D)")
+    templates = [*load_templates(settings.languages, template_files).values()]
+    if vectors is not None and (vectors.ndim != 2 or len(vectors) != len(catalogue)):
+        raise ValueError(f"vectors have shape {vectors.shape}; expected ({len(catalogue)}, D)")
     if settings.samplers.get(COLD_START):
         if cold_start is None or not (catalogue.codes == MISSING).all(axis=0).any():
             raise ValueError("the sampler cold_start needs a vision-language model and products without attributes")
@@ -171,10 +170,12 @@ def compose_queries(
     (partial / "data").mkdir(parents=True)
     for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
         pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
-        composer = _Composer(pool, number, settings, [*templates.values()], judges, cold_start)
-        with query_file(partial, split).open("w", encoding="utf-8") as file:
-            for query in composer.queries(split, show_progress):
+        wanted = settings.test_queries if number else settings.queries
+        bar = progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress)
+        with query_file(partial, split).open("w", encoding="utf-8") as file, bar:
+            for query in _queries(pool, number, wanted, settings, templates, judges, cold_start):
                 file.write(json.dumps(query, ensure_ascii=False) + "\n")
+                bar.update()
         _write_products(partial / f"data/{split}-00000-of-00001.parquet", catalogue, rows.tolist())
     write_text(partial / "composition.json", json.dumps(asdict(settings), indent=1) + "\n")
     publish_folder(partial, out)
@@ -205,87 +206,72 @@ def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.
     return rows
 
 
-@dataclass
-class _Composer:
-    """Composes the queries of the split of a number; `failed` counts why draws gave none."""
-
-    pool: Pool
-    split: int
-    settings: CompositionSettings
-    templates: Sequence[dict[str, Any]]
-    judges: Sequence[Judge]
-    model: VisionModel | None
-    failed: Counter[str] = field(default_factory=Counter)
-
-    def queries(self, split: str, show_progress: bool) -> Iterator[dict[str, Any]]:
-        """Yield queries of different conditions, as many as are wanted and possible."""
-        wanted = self.settings.test_queries if self.split else self.settings.queries
-        seen: set[str] = set()
-        latest = number = 0
-        with progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress) as bar:
-            while len(seen) < wanted and number - latest < GIVE_UP:
-                query = self.query(number)
-                name = json.dumps(query and query["query"], sort_keys=True)
-                if query is not None and name not in seen:
-                    latest = number
-                    seen.add(name)
-                    bar.update()
-                    yield query
-                elif query is not None:
-                    self.failed["drawn before"] += 1
-                number += 1
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in self.failed.most_common(4))
-        products, share = len(self.pool.rows), self.settings.max_positive_share
-        if not seen:
-            none = f"; raise max_positive_share above 1/{products}" if share * products <= 1 else ""
-            raise ValueError(f"no query is possible among the {products} products of {split}: {reasons}{none}")
-        if len(seen) < wanted:
-            logger.warning("%s: %d of %d queries; draws failed by: %s", split, len(seen), wanted, reasons)
-
-    def query(self, number: int) -> dict[str, Any] | None:
-        """The query of a number, as a row of the published layout; None if there is none."""
-        generator = np.random.default_rng([self.settings.seed, self.split, number])
-        sampler = weighted([*self.settings.samplers], [*self.settings.samplers.values()], generator)
+def _queries(
+    pool: Pool,
+    split: int,
+    wanted: int,
+    settings: CompositionSettings,
+    templates: Sequence[dict[str, Any]],
+    judges: Sequence[Judge],
+    model: VisionModel | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield queries of different conditions as rows of the published layout, as many as are wanted and possible."""
+    catalogue, rows, names = pool.catalogue, pool.rows, pool.catalogue.names
+    failed: Counter[str] = Counter()
+    seen: set[str] = set()
+    latest = number = -1
+    while len(seen) < wanted and number - latest < GIVE_UP:
+        number += 1
+        generator = np.random.default_rng([settings.seed, split, number])
+        sampler = weighted([*settings.samplers], [*settings.samplers.values()], generator)
+        draft: Draft | str = ""
         for _ in range(1 if sampler == COLD_START else ATTEMPTS):
-            draft = self._draft(sampler, generator)
+            if sampler == COLD_START and model is not None:
+                draft = draw_cold(pool, model, generator)
+            else:
+                count = weighted([*settings.conditions], [*settings.conditions.values()], generator)
+                conditions = SAMPLERS[sampler](pool, count, generator)
+                is_drawn = not isinstance(conditions, str)
+                draft = draw_draft(pool, conditions, settings.max_positive_share) if is_drawn else conditions
             if isinstance(draft, Draft):
-                return self._written(draft, sampler, generator)
-            self.failed[draft] += 1
-        return None
-
-    def _draft(self, sampler: str, generator: np.random.Generator) -> Draft | str:
-        if sampler == COLD_START and self.model is not None:
-            return draw_cold(self.pool, self.model, generator)
-        count = weighted([*self.settings.conditions], [*self.settings.conditions.values()], generator)
-        conditions = SAMPLERS[sampler](self.pool, count, generator)
-        if isinstance(conditions, str):
-            return conditions
-        return draw_draft(self.pool, conditions, self.settings.max_positive_share)
-
-    def _written(self, draft: Draft, sampler: str, generator: np.random.Generator) -> dict[str, Any] | None:
-        """The query of a draft, unless a judge rejects it."""
-        catalogue, rows = self.pool.catalogue, self.pool.rows
-        asked = [self.pool.named(condition) for condition in draft.conditions]
+                break
+            failed[draft] += 1
+        if isinstance(draft, str):
+            continue
+        asked = [pool.named(condition) for condition in draft.conditions]
         shown = [int(rows[condition.product]) for condition in draft.conditions]
-        template = self.templates[int(generator.integers(len(self.templates)))]
+        template = templates[int(generator.integers(len(templates)))]
         classes = {catalogue.facts["class"][row] for row in rows[draft.positives]}
         class_name = None if len(classes) > 1 or classes == {DEFAULT_CLASS} else classes.pop()
         titles = [catalogue.titles[row] for row in shown]
         instruction = write_instruction(template, [name for name, _ in asked], titles, class_name, generator)
         case = Case(instruction, asked, [catalogue.ids[row] for row in shown], titles)
-        if not all(judge(case) for judge in self.judges):
-            self.failed["rejected by a judge"] += 1
-            return None
-        negatives = rows[hard_negatives(self.pool, draft, self.settings.hard_negatives, generator)].tolist()
-        conditions = zip(shown, asked, strict=True)
-        return {
-            "query": {str(catalogue.names[row]): {name: value} for row, (name, value) in conditions},
-            "pos_candidate": [catalogue.names[row] for row in rows[draft.positives]],
-            "hard_negative": [catalogue.names[row] for row in negatives],
-            "query instruction": instruction,
-            "sampler": sampler,
-            "language": template["language"],
-        }
+        query = {str(names[row]): {name: value} for row, (name, value) in zip(shown, asked, strict=True)}
+        key = json.dumps(query, sort_keys=True)
+        if not all(judge(case) for judge in judges):
+            failed["rejected by a judge"] += 1
+        elif key in seen:
+            failed["drawn before"] += 1
+        else:
+            latest = number
+            seen.add(key)
+            negatives = rows[hard_negatives(pool, draft, settings.hard_negatives, generator)]
+            yield {
+                "query": query,
+                "pos_candidate": [names[row] for row in rows[draft.positives]],
+                "hard_negative": [names[row] for row in negatives],
+                "query instruction": instruction,
+                "sampler": sampler,
+                "language": template["language"],
+            }
+    name = "test" if split else "train"
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in failed.most_common(4))
+    if not seen:
+        few = settings.max_positive_share * len(rows) <= 1
+        none = f"; raise max_positive_share above 1/{len(rows)}" if few else ""
+        raise ValueError(f"no query is possible among the {len(rows)} products of {name}: {reasons}{none}")
+    if len(seen) < wanted:
+        logger.warning("%s: %d of %d queries; draws failed by: %s", name, len(seen), wanted, reasons)
 
 
 def _write_products(path: Path, catalogue: Catalogue, rows: Sequence[int]) -> None:

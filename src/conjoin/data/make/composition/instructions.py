@@ -7,7 +7,6 @@ last of them), and `attributes`: translations of attribute names; others stay as
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
         ValueError: A file is malformed, or a language has no template.
     """
     templates = {}
-    folder = Path(str(files("conjoin.data.make.composition"))) / "templates"
-    for path in (*(folder / f"{language}.json" for language in TEMPLATE_LANGUAGES), *map(Path, paths)):
+    own = (Path(__file__).parent / f"templates/{language}.json" for language in TEMPLATE_LANGUAGES)
+    for path in (*own, *map(Path, paths)):
         try:
             template = {"attributes": {}, **json.loads(path.read_text(encoding="utf-8"))}
             for class_name in (None, "c"):
@@ -68,7 +67,6 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
             templates[template["language"]] = template
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ValueError(f"{str(path)!r} is no template: {error!r}") from error
-    unknown = [language for language in languages if language not in templates]
-    if unknown or not languages:
+    if not languages or not templates.keys() >= {*languages}:
         raise ValueError(f"languages {list(languages)}; there are templates of {', '.join(templates)}")
     return {language: templates[language] for language in languages}
