@@ -150,7 +150,7 @@ def test_a_folder_in_use_or_with_a_model_is_replaced_only_if_asked(recipe, tmp_p
     assert main(words) == 0 and not list(out.glob("*.conjoin-tmp"))
     before = weights(out)
     assert main([*words, "--seed=1"]) == 2
-    assert "holds a model (config.json); choose another output_dir" in capsys.readouterr().err
+    assert "holds a model; choose another output_dir" in capsys.readouterr().err
     assert main([*words, "--overwrite", "--dataset_name=absent.csv"]) == 2  # nothing is removed before training starts
     assert (out / "checkpoint-1").exists() and weights(out).keys() == before.keys()
     assert main([*words, "--overwrite", "--seed=1", "--save_strategy=no"]) == 0

