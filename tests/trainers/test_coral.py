@@ -185,7 +185,7 @@ def test_an_untied_whole_model_has_a_head(keep_layers, arguments, has_head, fold
     trainer = make_trainer(*make_model(folder, keep_layers), tmp_path, None, **arguments)
     found = trainer.language_head
     assert torch.equal(found, mllm_checkpoints("qwen2_vl")[1].lm_head.weight) if has_head else found is None
-    assert not any("head" in name for name in trainer.step_weights())  # not trained, not saved
+    assert not any("head" in name for name in trainer.sharding.weights())  # not trained, not saved
 
 
 def test_options_and_models_are_checked(folder, tmp_path):

@@ -1,13 +1,12 @@
 """The base of all trainers: `embed` and `loss_terms` in one forward, in a `Trainer` that keeps its habits."""
 
-import functools
 import logging
 import os
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -22,8 +21,6 @@ from transformers import (
     ProcessorMixin,
     Trainer,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_utils import HubStrategy, PredictionOutput
@@ -139,14 +136,11 @@ class RetrievalConfig(TrainingArguments):
                 f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
                 "model to push; expected 'end', which pushes the trained model"
             )
-        for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
-            if vars(self)[name] < 0:
-                raise ValueError(f"{name}={vars(self)[name]} must not be negative")
         for each in fields(self):
             value: Any = vars(self).get(each.name)
             if get_origin(each.type) is Literal and value not in get_args(each.type):
                 raise ValueError(f"{each.name}={value!r}; expected one of {get_args(each.type)}")
-            if each.name.endswith("_weight") and value < 0:
+            if each.name.endswith(("_weight", "_chunk_size", "_chunk_tokens")) and value < 0:
                 raise ValueError(f"{each.name}={value} must not be negative")
         self.matryoshka_dims = dims = list(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
@@ -240,9 +234,7 @@ class EpochCallback(TrainerCallback):
     def __init__(self, followers: list[Any]) -> None:
         self.followers = followers
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch."""
         for follower in self.followers:
             follower.epoch = int(state.epoch or 0)
@@ -333,22 +325,17 @@ class RetrievalTrainer(Trainer):
         train_dataset = self.rename_columns(train_dataset)
         eval_dataset = self.rename_columns(eval_dataset)
         if args.feature_copies:
+
+            def cached(rows: Any, **options: Any) -> Any:
+                if isinstance(rows, Mapping):
+                    return {name: cached(each, **options) for name, each in rows.items()}
+                dtype = torch.bfloat16 if args.bf16 else torch.float32
+                options |= {"folder": args.features_dir, "seed": args.seed, "dtype": dtype, "args": args}
+                return None if rows is None else cache_features(encoder, processing_class, rows, **options)
+
             data_collator = collate_features
-            cache = functools.partial(
-                cache_features,
-                encoder,
-                processing_class,
-                folder=args.features_dir,
-                seed=args.seed,
-                dtype=torch.bfloat16 if args.bf16 else torch.float32,
-                args=args,
-            )
-            if train_dataset is not None:
-                train_dataset = cache(train_dataset, copies=args.feature_copies)
-            if isinstance(eval_dataset, Mapping):
-                eval_dataset = {name: cache(rows, first_only=True) for name, rows in eval_dataset.items()}
-            elif eval_dataset is not None:
-                eval_dataset = cache(eval_dataset, first_only=True)
+            train_dataset = cached(train_dataset, copies=args.feature_copies)
+            eval_dataset = cached(eval_dataset, first_only=True)
         train_dataset = self.prepare_rows(train_dataset, args)
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
@@ -470,16 +457,12 @@ class RetrievalTrainer(Trainer):
         """Return the configuration of this trainer."""
         if isinstance(args, self.config_class):
             return args
-        given: dict[str, Any] = {}
-        for each in fields(args) if args is not None else ():
-            default = each.default_factory() if each.default_factory is not MISSING else each.default
-            if each.init and getattr(args, each.name) != default:
-                given[each.name] = getattr(args, each.name)
-        if "output_dir" not in given:
+        if args is None:
             name = str(model if isinstance(model, str | Path) else model.config.name_or_path or "model")
-            given["output_dir"] = f"{Path(name).name}-{type(self).__name__.removesuffix('Trainer')}"
-        known = {each.name for each in fields(self.config_class)}
-        return self.config_class(**{name: value for name, value in given.items() if name in known})
+            return self.config_class(f"{Path(name).name}-{type(self).__name__.removesuffix('Trainer')}")
+        known, defaults = {each.name for each in fields(self.config_class) if each.init}, vars(TrainingArguments())
+        given = {name: value for name, value in vars(args).items() if name in known and value != defaults.get(name)}
+        return self.config_class(**given)
 
     # Training
 
@@ -745,10 +728,6 @@ class RetrievalTrainer(Trainer):
         settings = {"revision": revision or self.args.hub_revision, "message": commit_message}
         # `init_hf_repo` made the repository, as `hub_private_repo` says
         return push(upload, public=True, replace=True, api=HfApi(token=token or self.args.hub_token), **settings)
-
-    def step_weights(self) -> dict[str, Tensor]:
-        """Return the weights of encoder and loss, whole on the main process; all processes must call this."""
-        return self.sharding.weights()
 
 
 def load_trainable(

@@ -110,7 +110,7 @@ def cache_features(
     for name in ("vision_model", "text_model"):
         if any(parameter.requires_grad for parameter in encoder.get_submodule(name).parameters()):
             raise ValueError(f"feature_copies: {name} is trained; set freeze_towers, or feature_copies to 0")
-    if isinstance(rows, datasets.IterableDataset) or not hasattr(rows, "__len__"):
+    if not hasattr(rows, "__len__"):
         raise ValueError("feature_copies: the features of a stream are not kept; set dataset_streaming to false")
     if args is not None:
         nn.Module.to(encoder, args.device)  # the trainer moves it only later

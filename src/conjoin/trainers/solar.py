@@ -391,7 +391,7 @@ class SolarStage1Trainer(SolarTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder and `LOSS_FILE` to one folder, the encoder's weights last."""
         if not _internal_call or output_dir is None:
-            weights = self.step_weights()  # of all processes
+            weights = self.sharding.weights()  # of all processes
             if self.args.should_save:
                 folder, prefix = Path(str(output_dir or self.args.output_dir)), "loss."
                 parts = {name: value.contiguous() for name, value in weights.items() if name.startswith(prefix)}
