@@ -95,7 +95,7 @@ def test_a_mistake_names_the_key_and_the_remedy(path, changes, message):
 
 
 def test_a_missing_recipe_names_the_nearest():
-    with pytest.raises(FileNotFoundError, match="no recipe at .*did you mean .*gcl/sample.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"no recipe at .*did you mean .*gcl/sample.yaml"):
         load_recipe(recipe_folder() / "gcl/sampel.yaml")
 
 

@@ -15,14 +15,7 @@ import torch
 from huggingface_hub import HfApi
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import (
-    EvalPrediction,
-    PreTrainedModel,
-    ProcessorMixin,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import EvalPrediction, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import HubStrategy, PredictionOutput
 
 from conjoin.data import EpochRows, PairCollator, PairStream
