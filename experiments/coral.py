@@ -173,7 +173,7 @@ class Bench:
             settings |= {"reconstruct": RECONSTRUCT[run.method], "decoded_rows": 16}
             settings |= {"mask_ratio": self.args.mask_ratio, "normalize_targets": self.args.normalize_targets}
             settings |= {"reg_weight": self.args.weight, "rec_weight": self.args.weight}
-            settings |= {"decoder_learning_rate": self.args.decoder_rate}
+            settings |= {"decoder_learning_rate": self.args.decoder_rate, "kind": self.args.kind}
             trainer = CoralTrainer(
                 model,
                 CoralConfig(**settings, temperature=self.args.temperature),
@@ -290,6 +290,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--readout", choices=("token", "last"), default="token", help="last: no [RET]")
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
     parser.add_argument("--decoder-rate", type=float, help="rate of the decoders; that of the model if not given")
+    parser.add_argument("--kind", choices=("mean", "squared_norm"), default="mean", help="error of an image token")
     parser.add_argument("--mask-ratio", type=float, default=0.5)
     parser.add_argument("--normalize-targets", action="store_true", help="standardise the image embeddings")
     parser.add_argument("--stage-1-steps", type=int, default=40)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 from common import ROOT, Record
 from mini_mbeir import make_mini_mbeir
 from peft import LoraConfig
@@ -29,12 +30,13 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MbeirTraining, emoji_concepts, load_nli
-from conjoin.evaluation.tasks.mbeir import average_score, evaluate_mbeir
+from conjoin.evaluation.task import EvaluateOptions, evaluate_tasks
+from conjoin.evaluation.tasks.mbeir import mbeir_tasks
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
 from conjoin.trainers.peft import merge_lora
-from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
+from conjoin.trainers.puma import TAUGHT, PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 
 WORK = Path("runs/claims/puma")
 DATASETS = ("visualnews", "nights", "webqa")
@@ -76,16 +78,32 @@ class Run:
 
 SCALED = {"distill_scale": 0.05}
 """The authors' factor. The states of SmolLM2 have a few huge components, which dominate a squared distance."""
+
+
+class Standardised(PumaStage1Trainer):
+    """Stage 1 whose squared error counts each dimension in units of the teacher's deviation over the batch."""
+
+    def whole_width_terms(self, embeddings: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        """The terms of `PumaStage1Trainer`, of standardised states."""
+        known, scaled = inputs | embeddings, {}
+        for part in TAUGHT:
+            teacher = known[f"teacher_{part}"].float()
+            mean, deviation = teacher.mean(0), teacher.std(0).clamp(min=1e-6)
+            scaled |= {name: (known[name] - mean) / deviation for name in (part, f"teacher_{part}")}
+        return super().whole_width_terms(embeddings | scaled, inputs)
+
+
 STAGE_1: dict[str, dict[str, Any]] = {
     "text pairs": {"distill_weight": 0.0},
     "distilled, fixed": SCALED,
     "distilled, dynamic": SCALED | {"schedule": "dynamic"},
     "distilled, reverse": SCALED | {"schedule": "reverse"},
     "distilled unscaled, dynamic": {"schedule": "dynamic"},
+    "distilled, standardised": {"schedule": "dynamic"},
     "distilled, cosine": {"schedule": "dynamic", "kind": "cosine"},
     "distilled, KL": {"schedule": "dynamic", "kind": "kl"},
 }
-STAGE_2 = {"InfoNCE": INFO_NCE, "MAC": MAC, "reverse MAC": MAC | {"reverse": True}}
+STAGE_2 = {"InfoNCE": INFO_NCE, "InfoNCE, all steps": INFO_NCE, "MAC": MAC, "reverse MAC": MAC | {"reverse": True}}
 PARTS = {
     "methods": [
         Run(),
@@ -99,13 +117,18 @@ PARTS = {
     ],
     "weights": [Run(first="distilled, fixed", second=None), Run(first="distilled, fixed")],
     "depth": [Run(DEPTH), Run(20)],
+    "kinds": [
+        *(Run(first=f"distilled, {kind}") for kind in ("dynamic", "standardised", "cosine")),
+        Run(first="text pairs"),
+        Run(second="InfoNCE, all steps"),
+    ],
     "more": [
         Run(12, first, second)
         for first in ("distilled, reverse", "distilled unscaled, dynamic", "distilled, cosine", "distilled, KL")
         for second in (None, "InfoNCE")
     ],
 }
-"""Runs in the order of their cost. "more" runs only with `--parts more`."""
+"""Runs in the order of their cost. "kinds" (equal total steps) and "more" run only when `--parts` names them."""
 COLUMNS = ["local", "global", *CELLS.values()]
 
 
@@ -130,12 +153,16 @@ def measure(model: MllmRetrieverModel, processor: Any, data: Path, **which: Any)
     """Hit rates at 5 on the five cells: averages for each pool, and of each cell; `which` as `mbeir_tasks`."""
     encoder = ItemEncoder(model.eval(), processor, batch_size=64)
     with tempfile.TemporaryDirectory() as out:
-        scores = evaluate_mbeir(encoder, data, out, cells=list(CELLS), **which)
-    found: dict[str, Any] = {setting: average_score(scores, setting) for setting in ("local", "global")}
+        scores = evaluate_tasks(encoder, mbeir_tasks(data, cells=list(CELLS), **which), out, EvaluateOptions(ks=(5,)))
+    hits: dict[str, dict[str, Any]] = {"local": {}, "global": {}}
     for score in scores:
-        if score.setting == "local":
-            found[CELLS[score.cell.name]] = score.published.value
-    return found | {"cells": {f"{score.setting} {score.cell.name}": score.published.value for score in scores}}
+        setting, cell = score.task.name.split("/")
+        hits[setting][cell] = (score.ranks <= 5).tolist()
+    found: dict[str, Any] = {name: float(np.mean([*map(np.mean, each.values())])) for name, each in hits.items()}
+    found |= {CELLS[cell]: float(np.mean(each)) for cell, each in hits["local"].items()}
+    return found | {
+        "hits": {name: [int(hit) for each in cells.values() for hit in each] for name, cells in hits.items()}
+    }
 
 
 def text_pairs(split: str) -> datasets.Dataset:
@@ -195,14 +222,16 @@ class Bench:
             load_model(model, kept)
             return model
         config, processor = PumaStage1Config(**settings), load_processor(self.mllm)
-        PumaStage1Trainer(model, config, self.pairs, processing_class=processor, peft_config=LORA).train()
+        kind = Standardised if name.endswith("standardised") else PumaStage1Trainer
+        kind(model, config, self.pairs, processing_class=processor, peft_config=LORA).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
         save_model(merged, str(kept))
         return merged
 
     def stage_2(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
         """Train a model on instructed queries."""
-        config = PumaStage2Config(**(self.settings(seed, self.args.steps, self.args.rate) | STAGE_2[name]))
+        steps = self.args.steps + (self.args.steps_1 if name.endswith("all steps") else 0)
+        config = PumaStage2Config(**(self.settings(seed, steps, self.args.rate) | STAGE_2[name]))
         rows = MbeirTraining(self.data, datasets=DATASETS)
         PumaStage2Trainer(model, config, rows, processing_class=self.processor, peft_config=LORA).train()
         return merge_lora(model)
@@ -245,7 +274,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="steps of stage 2")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--batch-size", type=int, default=24)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-1])
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-2])
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/puma.json")
     args = parser.parse_args()

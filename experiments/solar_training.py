@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 from filelock import FileLock
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from scene_features import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
-from scenes import NEITHER, SHARED
+from scenes import NEITHER, PRIVATE, SHARED
 from solar_rows import MINERS, ROWS, Row, rate_of, samples_per_step, uses_mined
 from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions
 from torch import Tensor, nn
@@ -88,6 +90,25 @@ def shuffled(mask: Tensor, exists: Tensor, random: torch.Generator | None = None
     anywhere = torch.rand(mask.shape, generator=random).masked_fill(~exists, 2.0).argsort(1)
     in_order = (~exists).long().argsort(dim=1, stable=True)
     return mask.scatter(1, in_order, mask.gather(1, anywhere))
+
+
+def degraded(truth: Sequence[dict[str, Tensor]], auroc: float) -> list[dict[str, Tensor]]:
+    """True masks with the errors that a threshold makes on scores of this AUROC, fixed for each scene.
+
+    The scores of shared and private parts are two Gaussians of one deviation, so both are mistaken with the same
+    probability. An object of a picture is right or wrong as a whole, a token of a text by itself.
+    """
+    chance = 1 - NormalDist().cdf(NormalDist().inv_cdf(auroc) / 2**0.5) if auroc < 1 else 0.0
+    rows = []
+    for number, row in enumerate(truth):
+        draw = np.random.default_rng([1, number])
+        wrong = torch.from_numpy(draw.random(int(row["segments"].max()) + 1) < chance)[row["segments"]]
+        flips = {"image": wrong, "text": torch.from_numpy(draw.random(len(row["text"])) < chance)}
+        swapped = {name: torch.where(row[name] == SHARED, PRIVATE, SHARED).to(row[name].dtype) for name in flips}
+        rows.append(row | {
+            name: torch.where(flip & (row[name] != NEITHER), swapped[name], row[name]) for name, flip in flips.items()
+        })  # fmt: skip
+    return rows
 
 
 class TrueSamples(SolarStage2Trainer):
@@ -246,7 +267,7 @@ class Laboratory:
         if not row.truth:
             return rows, collator
         inner = SolarStage2Collator(collator) if row.method == "solar_stage2" else collator
-        return WithTruth(rows, self.scenes.truth), TruthCollator(inner)
+        return WithTruth(rows, degraded(self.scenes.truth, row.auroc)), TruthCollator(inner)
 
     @cached_property
     def _places(self) -> dict[str, int]:
