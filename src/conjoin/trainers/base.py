@@ -288,10 +288,11 @@ class RetrievalTrainer(Trainer):
     ) -> None:
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        if data_collator is None:
-            if processing_class is None:
-                raise ValueError("pass processing_class (the model's processor) or a data_collator")
-            data_collator = self.make_collator(processing_class)
+        if processing_class is not None:
+            own = self.make_collator(processing_class, encoder, args)
+            data_collator = data_collator or own
+        elif data_collator is None:
+            raise ValueError("pass processing_class (the model's processor) or a data_collator")
         for name in ("model_init", "compute_loss_func", "preprocess_logits_for_metrics"):
             if kwargs.get(name) is not None:
                 raise ValueError(
@@ -393,7 +394,7 @@ class RetrievalTrainer(Trainer):
         """Return the learning rates of modules, in the encoder or the loss, that do not use `learning_rate`."""
         return {}
 
-    def make_collator(self, processor: ProcessorMixin) -> Callable[[list[Any]], dict[str, Any]]:
+    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
         """Return what maps rows to a batch."""
         return PairCollator(processor)
 

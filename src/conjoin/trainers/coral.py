@@ -155,7 +155,7 @@ class CoralTrainer(QueryCandidateTrainer):
         self.frame = PromptFrame.of(processor)
         self.language_head = find_language_head(encoder, self.args)
 
-    def make_collator(self, processor: ProcessorMixin) -> Any:
+    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the seeds of their masks."""
         return SeedCollator(RetrievalCollator(processor))
 

@@ -27,8 +27,10 @@ class CachedFeatures(EpochRows):
     """Rows of tower features; each epoch samples one stored copy of the image and one of its texts.
 
     Args:
-        images: Of each row `image_features` `(copies, 1 + P, h)`, `ids`, and `text_rows` `(2,)`, its rows of `texts`.
+        images: Of each row `image_features` `(copies, 1 + P, h)`.
         texts: Of each distinct text `text_features` and masks.
+        ids: `(N,)` equal for rows that show the same thing.
+        text_rows: `(N, 2)` the rows of `texts` that each row may use, -1 for none.
         rows: What they were computed from.
         dtype: Of the image features.
         first_only: Always use the first copy and the first text (for evaluation).
@@ -39,6 +41,8 @@ class CachedFeatures(EpochRows):
         self,
         images: datasets.Dataset,
         texts: datasets.Dataset,
+        ids: Tensor,
+        text_rows: Tensor,
         rows: Any,
         dtype: torch.dtype = torch.float32,
         first_only: bool = False,
@@ -50,7 +54,7 @@ class CachedFeatures(EpochRows):
             {name: torch.from_numpy(values) for name, values in each.with_format("numpy")[:].items()}
             for each in (images, texts)
         )
-        self.images["image_features"] = self.images["image_features"].to(dtype)
+        self.images = {"image_features": self.images["image_features"].to(dtype), "ids": ids, "text_rows": text_rows}
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.choose(index)
@@ -126,7 +130,7 @@ def cache_features(
     inputs = processor(text=words).to(encoder.device)  # at once, so that all have one length
     augment = ImageAugmentation(0)
 
-    def changed_image(image: Any, name: str) -> Any:
+    def changed(image: Any, name: str) -> Any:
         return map_images(lambda one: augment(load_image(one, name)), image)
 
     def drawn() -> Iterator[tuple[int, list[list[Any]], list[str]]]:
@@ -137,20 +141,17 @@ def cache_features(
         for start in range(0, len(rows), BATCH_SIZE):
             chosen = [rows[index] for index in range(start, min(start + BATCH_SIZE, len(rows)))]
             names = [str(row.get("id", index)) for index, row in enumerate(chosen, start)]
-            named = [(row["image"], name) for row, name in zip(chosen, names, strict=True)]
-            changed = [[changed_image(*pair) for pair in named] for _ in range(copies - 1)]
-            yield start, [[image for image, _ in named], *changed], names
+            images = [row["image"] for row in chosen]
+            yield start, [images, *([*map(changed, images, names)] for _ in range(copies - 1))], names
 
     batches = drawn()
-    ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
 
     @torch.inference_mode()
     def of_images(chosen: list[int]) -> dict[str, Any]:
         # those of finished shards are drawn again, for their random numbers
         images, names = next((images, names) for start, images, names in batches if start == chosen[0])
-        features = torch.stack([_image_features(encoder, processor, copy, names, dtype) for copy in images], 1)
-        some = slice(chosen[0], chosen[-1] + 1)
-        return {"image_features": features.numpy(), "ids": ids[some].tolist(), "text_rows": text_rows[some].numpy()}
+        features = [_image_features(encoder, processor, copy, names, dtype) for copy in images]
+        return {"image_features": torch.stack(features, 1).numpy()}
 
     @torch.inference_mode()
     def of_texts(chosen: list[int]) -> dict[str, Any]:
@@ -171,16 +172,11 @@ def cache_features(
     texts = kept(range(len(words)), of_texts, key=key | {"part": "texts"}, features=columns)
     with torch.inference_mode():
         shape = _image_features(encoder, processor, [rows[0]["image"]], [str(rows[0].get("id", 0))], dtype).shape
-    columns = datasets.Features(
-        {
-            "image_features": Array3D((copies, *shape[1:]), "float32"),
-            "ids": Value("int64"),
-            "text_rows": List(Value("int64"), 2),
-        }
-    )
-    images = kept(range(len(rows)), of_images, key=key | {"part": "images"}, features=columns)
+    columns = datasets.Features({"image_features": Array3D((copies, *shape[1:]), "float32")})
+    images = kept(range(len(rows)), of_images, key=key | {"part": "pixels"}, features=columns)
     encoder.train(was_training)
-    return CachedFeatures(images, texts, rows, dtype, first_only, seed)
+    ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
+    return CachedFeatures(images, texts, ids, text_rows, rows, dtype, first_only, seed)
 
 
 def _image_features(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import recursively_apply, slice_tensors
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -191,42 +192,31 @@ def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0)
         raise ValueError(f"cannot cut a batch with the parts {sorted(parts)} into chunks of {chunk_size} rows")
     start = 0
     for name, part in parts.items():
-        sizes = sorted({len(value) for value in _tensors(part)})
+        sizes: set[int] = set()
+        recursively_apply(lambda value, seen: seen.add(len(value)), dict(part), sizes)
         if len(sizes) != 1:
-            raise ValueError(f"cannot cut the part {name!r} with {sizes} rows into chunks of {chunk_size}")
-        order, most = torch.arange(sizes[0]), chunk_size or sizes[0]
+            raise ValueError(f"cannot cut the part {name!r} with {sorted(sizes)} rows into chunks of {chunk_size}")
+        (count,) = sizes
+        order, most = torch.arange(count), chunk_size or count
         masks = [part[mask].bool() for mask in _MASKS if mask in part] if chunk_tokens else []
         if not masks:
             for rows in order.split(most):
-                yield Chunk({name: _rows(part, slice(int(rows[0]), int(rows[-1]) + 1))}, rows + start)
+                place = slice(int(rows[0]), int(rows[-1]) + 1)
+                yield Chunk({name: slice_tensors(dict(part), place)}, rows + start)
         else:
             tokens = torch.stack(masks).any(dim=0)  # of any view
             widths = tokens.sum(dim=1).cpu()
             order = widths.argsort(descending=True, stable=True)
         while masks and len(order):
-            count = min(most, max(1, chunk_tokens // max(1, int(widths[order[0]]))))
-            rows, order = order[:count], order[count:]
-            inputs, used = _rows(part, rows.to(tokens.device)), tokens[rows.to(tokens.device)].any(dim=0)
-            columns = used.nonzero().flatten().tolist() or [0]
+            fitting = min(most, max(1, chunk_tokens // max(1, int(widths[order[0]]))))
+            rows, order = order[:fitting], order[fitting:]
+            chosen = rows.to(tokens.device)
+            inputs = slice_tensors(dict(part), chosen)
+            columns = tokens[chosen].any(dim=0).nonzero().flatten().tolist() or [0]
             for key in _TOKENS & inputs.keys():
                 inputs[key] = inputs[key][:, columns[0] : columns[-1] + 1]
             yield Chunk({name: inputs}, rows + start)
-        start += sizes[0]
-
-
-def _tensors(part: Mapping[str, Any]) -> Iterator[Tensor]:
-    for value in part.values():
-        if isinstance(value, Mapping):
-            yield from _tensors(value)
-        elif isinstance(value, Tensor):
-            yield value
-
-
-def _rows(value: Any, chosen: slice | Tensor) -> Any:
-    """Select rows of every tensor; other values go to every chunk unchanged."""
-    if isinstance(value, Mapping):
-        return {name: _rows(entry, chosen) for name, entry in value.items()}
-    return value[chosen] if isinstance(value, Tensor) else value
+        start += count
 
 
 def average_gradients(module: nn.Module) -> None:

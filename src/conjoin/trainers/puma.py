@@ -4,13 +4,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import datasets
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, ProcessorMixin, TrainingArguments
+from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import JoinedRows
@@ -95,21 +94,10 @@ class PumaStage1Trainer(QueryCandidateTrainer):
     config_class = PumaStage1Config
     args: PumaStage1Config
 
-    def __init__(
-        self,
-        model: str | Path | PreTrainedModel,
-        args: TrainingArguments | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        teacher: MllmRetrieverModel | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(model, args, train_dataset, eval_dataset, processing_class, **kwargs)
+    def __init__(self, *args: Any, teacher: MllmRetrieverModel | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.teacher: Any = None
-        recipe = getattr(self.args, "recipe", {})
-        self.teacher_name = self.args.teacher_model_name_or_path or recipe.get("model_name_or_path")
+        self.teacher_name = self.args.teacher_model_name_or_path or self.args.recipe.get("model_name_or_path")
         if self.args.distill_weight and self.args.teacher_cache is None:
             self.teacher = self._freeze(teacher)
         elif self.args.distill_weight:
@@ -172,9 +160,9 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         folder = str(self.args.teacher_cache)
         return precompute(texts, compute, folder, key=key, features=features, batch_size=size, args=self.args)
 
-    def make_collator(self, processor: ProcessorMixin) -> Any:
+    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the cached states of the teacher, where rows have them."""
-        return partial(_collate_states, super().make_collator(processor))
+        return partial(_collate_states, super().make_collator(processor, model, args))
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the raw embeddings of the given parts, and `teacher_queries` ... by a teacher that runs."""

@@ -105,7 +105,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
         roles = {"query": "queries", "candidate": "positives"}
         return {role: model(**inputs[part]).pooler_output for role, part in roles.items()}
 
-    def make_collator(self, processor: ProcessorMixin) -> Any:
+    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the ids of the candidates."""
         return NamedCandidates(RetrievalCollator(processor))
 

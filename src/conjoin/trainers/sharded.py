@@ -9,7 +9,7 @@ from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from conjoin.losses.temperature import Temperature
 from conjoin.models.shortcuts import use_shortcuts
@@ -44,43 +44,34 @@ class Sharding(TrainerCallback):
         self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         # shortcuts depend on the batch; devices that share weights must run the same layers
         use_shortcuts(step.encoder, enabled=not self.is_sharded)
-        if self.fsdp:
-            self._prepare_fsdp()
+        if not self.fsdp:
+            return
+        plugin: Any = accelerator.state.fsdp_plugin
+        if plugin.fsdp_version != 2:
+            raise ValueError(f"fsdp_version is {plugin.fsdp_version}; expected 2 in the launch file (--config_file)")
+        for parameter in step.parameters():
+            if parameter.ndim == 0:  # FSDP shards a dimension
+                parameter.data = parameter.data.reshape(1)
+        if plugin.mixed_precision_policy is not None:  # gradients are summed in float32
+            dtype = plugin.mixed_precision_policy.param_dtype
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP or DeepSpeed owns the weights and averages the gradients."""
         return self.fsdp or self.deepspeed
 
-    def _prepare_fsdp(self) -> None:
-        """Give every parameter a dimension to shard, and sum gradients in float32."""
-        plugin: Any = self.accelerator.state.fsdp_plugin
-        if plugin.fsdp_version != 2:
-            raise ValueError(f"fsdp_version is {plugin.fsdp_version}; expected 2 in the launch file (--config_file)")
-        for parameter in self.step.parameters():
-            if parameter.ndim == 0:
-                parameter.data = parameter.data.reshape(1)
-        if plugin.mixed_precision_policy is not None:
-            dtype = plugin.mixed_precision_policy.param_dtype
-            plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let FSDP gather the weights for all of `FORWARDS`, and expect layers that only some devices run."""
         model: Any = self.step
         if not isinstance(model, FSDPModule) or "embed" in vars(model):
             return
         for name in FORWARDS:
             register_fsdp_forward_method(self.step, name)
-        if not self.step.trainer.same_layers and "set_reduce_scatter_unused_params" in dir(
-            FSDPModule
-        ):  # of newer torch
+        if not self.step.trainer.same_layers and hasattr(model, "set_reduce_scatter_unused_params"):  # of newer torch
             model.set_reduce_scatter_unused_params(True)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Clamp learned temperatures: their forward clamps a copy of what FSDP holds."""
         if self.fsdp:
             for module in self.step.modules():

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 
 from conjoin.data import EpochRows, ImageAugmentation, load_training_pairs
 from conjoin.data.row_images import map_images
@@ -31,7 +31,7 @@ from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.processing import load_image
 from conjoin.retrieval import load_mined
 from conjoin.storage import atomic_path
-from conjoin.trainers.base import RetrievalTrainer, TemperatureConfig, load_trainable
+from conjoin.trainers.base import RetrievalTrainer, TemperatureConfig
 from conjoin.trainers.features import CachedFeatures
 from conjoin.trainers.solar_masks import (
     ConstructedSamples,
@@ -47,7 +47,7 @@ from conjoin.trainers.solar_masks import (
     separation,
     window_scores,
 )
-from conjoin.trainers.solar_teachers import TeacherCollator, Teachers, TeacherTargets, precompute_states, tower_targets
+from conjoin.trainers.solar_teachers import TeacherCollator, Teachers, precompute_states, tower_targets
 
 logger = logging.getLogger(__name__)
 
@@ -259,29 +259,20 @@ class SolarStage1Trainer(SolarTrainer):
 
     config_class = SolarStage1Config
 
-    def __init__(
-        self,
-        model: str | Path | PreTrainedModel,
-        args: TrainingArguments | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        teacher: Callable[[dict[str, Any], JointEncoderOutput], TeacherTargets] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        settings: Any = self.complete_args(model, args)
-        encoder, processing_class = load_trainable(model, processing_class)
-        if teacher is None and (settings.gd_weight or settings.ld_weight) and settings.vision_teacher is not None:
-            names = (settings.vision_teacher, settings.text_teacher, settings.text_global_teacher)
-            teacher = Teachers.from_pretrained(*names, max_text_length=settings.teacher_max_text_length)
+    def __init__(self, *args: Any, teacher: Any = None, **kwargs: Any) -> None:
         self.teacher: Any = teacher
-        self.teacher_collator: TeacherCollator | None = None
-        if isinstance(teacher, Teachers):
-            patch_size = encoder.config.vision_config.patch_size
-            self.teacher_collator = TeacherCollator(processing_class, patch_size, teacher)
-        kwargs["data_collator"] = kwargs.get("data_collator") or self.teacher_collator
-        super().__init__(encoder, settings, train_dataset, eval_dataset, processing_class, **kwargs)
+        self.teacher_collator: Any = None
+        super().__init__(*args, **kwargs)
+
+    def make_collator(self, processor: Any, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
+        """Return what maps rows to a batch, with the inputs of the teachers; load them, if there are none yet."""
+        if self.teacher is None and (args.gd_weight or args.ld_weight) and args.vision_teacher is not None:
+            names = (args.vision_teacher, args.text_teacher, args.text_global_teacher)
+            self.teacher = Teachers.from_pretrained(*names, max_text_length=args.teacher_max_text_length)
+        if not isinstance(self.teacher, Teachers):
+            return super().make_collator(processor, model, args)
+        self.teacher_collator = TeacherCollator(processor, model.config.vision_config.patch_size, self.teacher)
+        return self.teacher_collator
 
     def prepare_rows(self, rows: Any, args: Any) -> Any:
         """Return the rows, with the states of the teachers if they are to be kept."""

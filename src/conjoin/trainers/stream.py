@@ -29,6 +29,7 @@ class StreamTraining:
             raise ValueError("a stream starts its own workers; remove dataloader_persistent_workers")
         self.trainer, self.rows = trainer, stream
         self.rank, self.processes = trainer.args.process_index, trainer.args.world_size
+        self.name = f"stream-{self.rank}.json"
         self.skipped = SkippedFile(str(trainer.args.output_dir), trainer.args.should_save, self.rank)
         trainer.args.ignore_data_skip = True  # the stream itself resumes
 
@@ -56,7 +57,7 @@ class StreamTraining:
     def save(self, checkpoint: Path) -> None:
         """Write the position of this process to a checkpoint."""
         checkpoint.mkdir(parents=True, exist_ok=True)
-        write_text(checkpoint / self._name, json.dumps({"processes": self.processes, **self.rows.position}) + "\n")
+        write_text(checkpoint / self.name, json.dumps({"processes": self.processes, **self.rows.position}) + "\n")
 
     def load(self, checkpoint: Path) -> None:
         """Continue from the position in a checkpoint.
@@ -65,17 +66,10 @@ class StreamTraining:
             FileNotFoundError: It holds no position of this process.
             ValueError: It was written by another number of processes.
         """
-        path = checkpoint / self._name
-        if not path.is_file():
-            raise FileNotFoundError(f"no {self._name} in {str(checkpoint)!r}: the run read no stream")
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads((checkpoint / self.name).read_text(encoding="utf-8"))
         processes = state.pop("processes")
         if processes != self.processes:
             raise ValueError(
                 f"the stream was divided among {processes} processes; resume with as many, not {self.processes}"
             )
         self.rows.position = state
-
-    @property
-    def _name(self) -> str:
-        return f"stream-{self.rank}.json"
