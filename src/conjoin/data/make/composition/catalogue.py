@@ -108,7 +108,8 @@ def read_catalogue(
     if not named:
         raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
     keep = list(dict.fromkeys([*named, *filter(None, (given[fact] for fact in _FACTS))]))
-    rows: Any = load_pairs(source, split=split, keep=keep, **{f"{role}_column": given[role] for role in _ROLES})
+    roles: dict[str, Any] = {f"{role}_column": given[role] for role in _ROLES}
+    rows = load_pairs(source, split=split, keep=keep, **roles)
     wrong = next((pid for pid in rows["id"] if len(pid.split()) != 1), None)
     if wrong is not None:
         raise ValueError(f"the id {wrong!r} of a product must be one word")

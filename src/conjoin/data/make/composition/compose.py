@@ -230,9 +230,8 @@ def _queries(
                 draft = draw_cold(pool, model, generator)
             else:
                 count = weighted([*settings.conditions], [*settings.conditions.values()], generator)
-                conditions = SAMPLERS[sampler](pool, count, generator)
-                is_drawn = not isinstance(conditions, str)
-                draft = draw_draft(pool, conditions, settings.max_positive_share) if is_drawn else conditions
+                drawn = SAMPLERS[sampler](pool, count, generator)
+                draft = drawn if isinstance(drawn, str) else draw_draft(pool, drawn, settings.max_positive_share)
             if isinstance(draft, Draft):
                 break
             failed[draft] += 1
