@@ -4,19 +4,17 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from torch.utils.data import Dataset
 
 from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines, json_object
+from conjoin.data.pair_sources import open_source
 from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import PLACEHOLDER, check_placeholders, path_inside, row_item
 from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
@@ -75,36 +73,23 @@ class MeritProducts:
 
     Raises:
         FileNotFoundError: There are no files of the split.
-        ValueError: A file is damaged, a column is missing, an id is missing or occurs twice, a title is empty, an
-            attribute is empty, or a product has no image or one outside of the folder (the message names the product).
+        ValueError: A file is damaged, a column is missing, an id is missing or occurs twice, or a title is empty (the
+            message names the product).
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:
         self.folder, self.split = Path(folder), split
-        files = sorted((self.folder / "data").glob(f"{split}-*.parquet"))
+        files = sorted(map(str, (self.folder / "data").glob(f"{split}-*.parquet")))
         if not files:
             raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
-        for file in files:  # so that a damaged one is named
-            try:
-                pq.read_schema(file)
-            except pa.ArrowException as error:
-                raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
-        rows = datasets.Dataset.from_parquet([str(file) for file in files])
+        rows: Any = open_source(files, "train", streaming=False)[0]
         require_columns(PRODUCT_FEATURES, rows.column_names)
         self._images = undecoded(rows.select_columns("image"))
-        facts = rows.remove_columns("image")
-        self._products = [self._product(row, index) for index, row in enumerate(facts)]
+        self._products = [self._product(row, index) for index, row in enumerate(rows.remove_columns("image"))]
         self._indices = {product.id: index for index, product in enumerate(self._products)}
         if len(self._indices) < len(self._products):
             repeated = next(p.id for index, p in enumerate(self._products) if self._indices[p.id] != index)
             raise repeated_id(repeated, str(self))
-        images = self._images.with_format("arrow")[:]["image"]
-        paths = pc.struct_field(images, "path")
-        for index in np.flatnonzero(pc.is_null(pc.struct_field(images, "bytes"))).tolist():
-            name = f"{self}, row {index}: the product {self._products[index].id!r}"
-            if not paths[index].as_py():
-                raise ItemError(name, "it has no image")
-            path_inside(self.folder, paths[index].as_py(), name)
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"
@@ -124,20 +109,31 @@ class MeritProducts:
         return self._products[self._indices[pid]]
 
     def image(self, pid: str) -> dict[str, Any]:
-        """Read the undecoded image of a product, `{"bytes", "path"}`."""
-        image = self._images[self._indices[pid]]["image"]
-        if image["bytes"] is None:
-            image["path"] = str(self.folder / image["path"])
+        """Read the undecoded image of a product, `{"bytes", "path"}`.
+
+        Raises:
+            ItemError: It has none, or one outside of the folder.
+        """
+        name = f"{self}: the product {pid!r}"
+        image: dict[str, Any] = self._images[self._indices[pid]]["image"] or {}
+        if not image.get("bytes"):
+            if not image.get("path"):
+                raise ItemError(name, "it has no image")
+            image["path"] = str(path_inside(self.folder, image["path"], name))
         return image
 
     def _product(self, row: dict[str, Any], index: int) -> MeritProduct:
-        where = f"{self}, row {index}"
-        pid = product_id(row["idx"], where)
-        where = f"{where}: the product {pid!r}"
+        pid = product_id(row["idx"], f"{self}, row {index}")
+        where = f"{self}, row {index}: the product {pid!r}"
         if not (row["title"] or "").strip():
             raise ItemError(where, "it has no title")
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
-        attributes = check_attributes(_read_attributes(row["attribute"], where), where)
+        text, attributes = (row["attribute"] or "").strip(), None
+        for parse in (json.loads, ast.literal_eval):  # the published files have both
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                attributes = attributes if attributes is not None else parse(text or "{}")
+        if not isinstance(attributes, dict):
+            raise ItemError(where, f"'attribute' is no object of JSON or Python: {text!r:.80}")
         return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
 
 
@@ -150,33 +146,6 @@ def product_id(value: object, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value).split()) != 1:
         raise ItemError(where, f"a product id must be an integer or a string of one word, got {value!r:.80}")
     return str(value)
-
-
-def check_attributes(attributes: object, where: str) -> dict[str, Any]:
-    """Return attributes, a text or a list of texts by name.
-
-    Raises:
-        ValueError: They are no mapping, or a name or a value is empty.
-    """
-    if not isinstance(attributes, Mapping):
-        raise ItemError(where, f"expected attributes as {{name: value}}, got {attributes!r:.80}")
-    for name, value in attributes.items():
-        texts = [name, *(value if isinstance(value, list) and value else [value])]
-        if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise ItemError(where, f"the attribute {name!r} is empty or no text: {value!r:.80}")
-    return dict(attributes)
-
-
-def _read_attributes(value: object, where: str) -> object:
-    """Parse attributes that are written as JSON or as a Python literal; nothing is no attributes."""
-    if not isinstance(value, str):
-        return {} if value is None else value
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            return parse(value) if value.strip() else {}
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-    raise ItemError(where, f"'attribute' is neither JSON nor a Python literal: {value!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -227,9 +196,8 @@ def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuer
     queries of the cold start, the attribute is `others`, and further conditions are text only.
 
     Raises:
-        ValueError: A field is missing or malformed, an attribute is empty, there is no positive, a positive is a
-            product of the query, or the placeholders are not as many as the products. The message starts with file
-            and line.
+        ValueError: A field is missing or malformed, there is no positive, a positive is a product of the query, or the
+            placeholders are not as many as the products. The message starts with file and line.
     """
     where = f"{str(path)!r}, line {line}"
     for name in _FIELDS:
@@ -300,12 +268,12 @@ def is_held_out(product: MeritProduct, kind: str, values: Mapping[str, Iterable[
 def _conditions(query: object, where: str) -> dict[str, dict[str, Any]]:
     if isinstance(query, list) and query:
         return {pid: {} for pid in _ids(query, f"{where}: query")}
-    if not isinstance(query, Mapping) or not query:
+    if not isinstance(query, Mapping) or not query or not all(isinstance(each, Mapping) for each in query.values()):
         expected = "{product id: {attribute: value}} or a list of product ids"
         raise ItemError(where, f"query must be {expected}, got {query!r:.80}")
-    conditions = {product_id(value, f"{where}: query"): condition for value, condition in query.items()}
+    conditions = {product_id(value, f"{where}: query"): dict(condition) for value, condition in query.items()}
     for pid, condition in conditions.items():
-        if not check_attributes(condition, f"{where}: the condition of product {pid!r}"):
+        if not condition:
             raise ItemError(where, f"the condition of product {pid!r} names no attribute")
     return conditions
 
@@ -336,10 +304,9 @@ class MeritItems:
     titles: bool = True
 
     def __post_init__(self) -> None:
-        if self.captions is not None:
-            for product in self.products:
-                if product.id not in self.captions:
-                    raise ValueError(f"there is no caption for the product {product.id!r} of {self.products}")
+        absent = [] if self.captions is None else [each.id for each in self.products if each.id not in self.captions]
+        if absent:
+            raise ValueError(f"there is no caption for the product {absent[0]!r} of {self.products}")
 
     def __len__(self) -> int:
         return len(self.products)
@@ -473,12 +440,7 @@ def read_captions(path: str | Path) -> dict[str, str]:
 def _read(lines: JsonLines, products: MeritProducts) -> Iterator[MeritQuery]:
     for line, row in enumerate(lines, start=1):
         query = read_query(row, lines.path, line)
-        for role, ids in (
-            ("query", query.products),
-            ("positive", query.positives),
-            ("hard negative", query.negatives),
-        ):
-            for pid in ids:
-                if pid not in products:
-                    raise ItemError(query.where, f"the {role} names the unknown product {pid!r}; {products} lack it")
+        unknown = [pid for pid in query.touched if pid not in products]
+        if unknown:
+            raise ItemError(query.where, f"the query names the unknown product {unknown[0]!r}; {products} lack it")
         yield query
