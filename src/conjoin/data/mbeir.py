@@ -159,11 +159,14 @@ def load_instructions(folder: str | Path) -> Instructions:
     return instructions
 
 
-def _find_prompts(instructions: Instructions, dataset: int, query: str, target: str, name: str) -> list[str]:
-    prompts = instructions.get((dataset, query, target))
-    if prompts is None:
-        raise ItemError(name, f"there is no instruction for dataset {dataset}, {query} -> {target}")
-    return prompts
+def _find_prompts(instructions: Instructions | None, qid: str, query: str, target: str) -> list[str]:
+    """Return the prompts of a query; none without instructions."""
+    if instructions is None:
+        return []
+    dataset = dataset_of(qid)
+    if (dataset, query, target) not in instructions:
+        raise ItemError(f"query {qid!r}", f"there is no instruction for dataset {dataset}, {query} -> {target}")
+    return instructions[dataset, query, target]
 
 
 def fixed_choice(options: Sequence[str], name: str) -> str:
@@ -244,11 +247,11 @@ class MbeirCandidates:
         return map(self._row, self.lines)
 
     def __contains__(self, did: str) -> bool:
-        return self._index(did) is not None
+        return bool(self.find(id_keys([did]))[0] >= 0)
 
     def __getitem__(self, did: str) -> dict[str, Any]:
-        index = self._index(did)
-        if index is None:
+        index = int(self.find(id_keys([did]))[0])
+        if index < 0:
             raise ValueError(f"candidate {did!r} is not in the pool {str(self.lines.path)!r}")
         return self._row(self.lines[index])
 
@@ -257,19 +260,14 @@ class MbeirCandidates:
         """All candidate ids, in the order of the file."""
         return [row["did"] for row in self.lines]
 
-    def find_absent(self, keys: np.ndarray) -> np.ndarray:
-        """Return which of some `id_keys` of candidates are not in the pool."""
-        return ~np.isin(keys, self._sorted)
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Return the lines `(N,)` of the candidates with these `id_keys`, from 0; -1 for those not in the pool."""
+        places = np.searchsorted(self._sorted, keys).clip(max=len(self._sorted) - 1)
+        return np.where(self._sorted[places] == keys, self._order[places], -1)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         modality, parts = _parts(self.folder, row, f"candidate {row['did']!r}", ("modality", "txt", "img_path"))
         return {"id": row["did"], "image": None, "text": None, **parts, "modality": modality}
-
-    def _index(self, did: str) -> int | None:
-        key = id_keys([did])[0]
-        index = int(np.searchsorted(self._sorted, key))
-        is_there = index < len(self._sorted) and self._sorted[index] == key
-        return int(self._order[index]) if is_there else None
 
 
 class MbeirTraining(Dataset[dict[str, Any]]):
@@ -333,11 +331,11 @@ class MbeirTraining(Dataset[dict[str, Any]]):
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets or ())}")
         pool = self.folder / candidates if candidates else pool_file(self.folder, None, "train")
         self.candidates = MbeirCandidates(self.folder, pool)
-        absent = self.candidates.find_absent(np.concatenate(wanted))
-        if absent.any():
-            place = int(np.searchsorted(np.cumsum([len(keys) for keys in wanted]), absent.argmax(), "right"))
+        absent = np.flatnonzero(self.candidates.find(np.concatenate(wanted)) < 0)
+        if len(absent):
+            place = int(np.searchsorted(np.cumsum([len(keys) for keys in wanted]), absent[0], "right"))
             row = self.lines[self._indices[place]]
-            dids = [*_dids(row, "pos_cand_list"), *_dids(row, "neg_cand_list")]
+            dids = (*_dids(row, "pos_cand_list"), *_dids(row, "neg_cand_list"))
             did = next(did for did in dids if did not in self.candidates)
             raise ValueError(f"query {row['qid']!r}: candidate {did!r} is not in the pool {str(pool)!r}")
 
@@ -346,26 +344,16 @@ class MbeirTraining(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.lines[self._indices[index]]
-        qid, name = row["qid"], f"query {row['qid']!r}"
-        positive_id = draw_ids(_dids(row, "pos_cand_list"), 1)[0]
-        positive = self._candidate(positive_id, name)
         known = _dids(row, "neg_cand_list")
-        negative_ids = draw_ids(known, self.hard_negatives) if known else []
-        negatives = [self._candidate(did, name) for did in negative_ids]
-        instruction = None
+        dids = draw_ids(_dids(row, "pos_cand_list"), 1) + (draw_ids(known, self.hard_negatives) if known else [])
+        positive, *negatives = [
+            Candidate(did, {part: row[part] for part in ("image", "text") if row[part]}, row["modality"])
+            for did, row in zip(dids, map(self.candidates.__getitem__, dids), strict=True)
+        ]
         modality, query = _query(self.folder, row, self.instructions is not None)
-        if self.instructions is not None:
-            prompts = _find_prompts(self.instructions, dataset_of(qid), modality, positive.modality, name)
-            instruction = draw_ids(prompts, 1)[0]
-        return query_row(qid, query, positive, negatives, self.sources[index], instruction)
-
-    def _candidate(self, did: str, name: str) -> Candidate:
-        try:
-            row = self.candidates[did]
-        except ValueError as error:
-            raise ItemError(name, f"{error}") from error
-        parts = {part: row[part] for part in ("image", "text") if row[part] is not None}
-        return Candidate(did, parts, row["modality"])
+        prompts = _find_prompts(self.instructions, row["qid"], modality, positive.modality)
+        instruction = draw_ids(prompts, 1)[0] if prompts else None
+        return query_row(row["qid"], query, positive, negatives, self.sources[index], instruction)
 
 
 def mbeir_queries(
@@ -387,10 +375,8 @@ def mbeir_queries(
         if qid in rows:
             raise repeated_id(qid, f"the queries of {cell.name}")
         modality, query = _query(folder, row, instructions)
-        instruction = None
-        if prompts is not None:
-            choices = _find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, f"query {qid!r}")
-            instruction = fixed_choice(choices, qid)
+        choices = _find_prompts(prompts, qid, modality, cell.target_modality)
+        instruction = fixed_choice(choices, qid) if choices else None
         rows[qid] = {"id": qid, "query": query, "instruction": instruction}
     return list(rows.values())
 
