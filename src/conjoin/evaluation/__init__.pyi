@@ -1,13 +1,9 @@
 from conjoin.evaluation.benchmark import (
-    Benchmark as Benchmark,
-    flag as flag,
-    run_tasks as run_tasks,
-    task_results as task_results,
-)
-from conjoin.evaluation.combinations import (
-    MODALITIES as MODALITIES,
-    Embedded as Embedded,
-    evaluate_combinations as evaluate_combinations,
+    Task as Task,
+    evaluate as evaluate,
+    find_task as find_task,
+    option as option,
+    report as report,
 )
 from conjoin.evaluation.hf_metrics import load_metric as load_metric
 from conjoin.evaluation.metrics import (
@@ -25,40 +21,30 @@ from conjoin.evaluation.rank_metrics import (
     recall_at_k as recall_at_k,
     score_rankings as score_rankings,
 )
-from conjoin.evaluation.report.page import (
-    format_combinations as format_combinations,
-    format_results as format_results,
-    format_table as format_table,
-    render_report as render_report,
-)
+from conjoin.evaluation.report.page import render_report as render_report
 from conjoin.evaluation.results import (
-    Cell as Cell,
     Curve as Curve,
     Example as Example,
     Headline as Headline,
     Hit as Hit,
     Metric as Metric,
     Results as Results,
+    Score as Score,
     Shown as Shown,
-    Symmetric as Symmetric,
     Table as Table,
     picture as picture,
     read_qrels as read_qrels,
     score_ranks as score_ranks,
-    write_qrels as write_qrels,
-    write_run as write_run,
 )
-from conjoin.evaluation.symmetric import (
-    SymmetricOutcomes as SymmetricOutcomes,
-    TripletVectors as TripletVectors,
-    evaluate_symmetric as evaluate_symmetric,
-    symmetric_outcomes as symmetric_outcomes,
+from conjoin.evaluation.tables import (
+    format_results as format_results,
+    format_table as format_table,
+    score_table as score_table,
 )
 from conjoin.evaluation.task import (
+    Cell as Cell,
+    CellScores as CellScores,
     EvaluateOptions as EvaluateOptions,
-    RetrievalTask as RetrievalTask,
     Rows as Rows,
-    TaskScores as TaskScores,
-    evaluate_task as evaluate_task,
-    evaluate_tasks as evaluate_tasks,
+    evaluate_cells as evaluate_cells,
 )

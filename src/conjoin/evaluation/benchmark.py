@@ -1,202 +1,204 @@
-"""What a benchmark declares, so that `conjoin evaluate` finds it, its tables, and the baselines of its tasks.
+"""What a benchmark declares, how it is evaluated and reported, and the baselines beside it.
 
-A baseline scores the same tasks with a part of each item, or with the model's towers instead of the model.
+A baseline scores the same cells with a part of each item, or with the model's towers instead of the model.
 """
 
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, score_table, task_examples
-from conjoin.evaluation.results import Headline, Metric, Results, Table
-from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
+from conjoin.evaluation.results import Example, Headline, Results, Score, Table
+from conjoin.evaluation.tables import average, metric_name, random_order, score_table
+from conjoin.evaluation.task import PARTS, Cell, CellScores, EvaluateOptions, View, evaluate_cells
+from conjoin.evaluation.tasks import TASKS
 from conjoin.retrieval import ItemEncoder
 from conjoin.retrieval.encoder import EncoderOutput
 
-Run = Callable[[ItemEncoder, Namespace, Path], Results]
 VIEWS: dict[View, str] = {"text": "text alone", "image": "picture alone", "sum": "sum of views"}
 TOWERS = "towers alone"
 MOST_ROWS = 10_000
 """Queries and candidates up to which baselines are scored unless they are asked for."""
 MOST_PRINTED = 12
-"""Rows of the table up to which it is printed, too."""
-NOTE = (
+"""Rows of a table up to which it is printed, too."""
+_EXAMPLES = 12
+_BASELINES_NOTE = (
     "The same queries, candidates and judgements. Text alone, picture alone: only this part of each item is seen. Sum "
     "of views: the vectors of picture and text are added. Towers alone: without what was trained on top of them, the "
     "picture's global token and the mean of the text's tokens. Where a baseline is better, use the baseline."
 )
-Flag = tuple[str, dict[str, Any]]
 
 
-def flag(name: str, help: str, **how: Any) -> Flag:  # noqa: ANN401 - of argparse
-    """Declare an option of a benchmark; `how` as for `ArgumentParser.add_argument`."""
-    return name, {"help": help, **how}
-
-
-DTYPE = flag("--dtype", "type of stored vectors (default: float32)", choices=("float32", "float16"), default="float32")
+def option(help: str, default: Any = MISSING, **settings: Any) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of the options of a task; `settings` as for `ArgumentParser.add_argument`. Without default, a must."""
+    return field(default=default, metadata={"help": help, **settings})
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """A benchmark of `conjoin evaluate`.
+class Task:
+    """A benchmark.
 
     Args:
-        name: What `--benchmark` takes.
-        help: One line about what it measures and what `--data` is.
-        run: Called as `run(encoder, args, out)` with the model, all options, and the folder to write to; `run_tasks`
-            makes one of retrieval tasks. `args` holds the benchmark's own options and the shared ones: `data`, `seed`,
-            `quiet` and so on.
-        flags: The benchmark's own options.
-        reads_data: Whether `--data` must, can or cannot be given. It is a path, or with `"source"`, any source of
-            `conjoin.data.load_pairs`, and must be given.
-        reranks: Whether it uses `args.reranker`, a `conjoin.retrieval.Reranker` or None, on the first
-            `args.rerank_top` candidates of each query.
+        name: Of the benchmark.
+        title: Of its report.
+        summary: What is measured, one paragraph.
+        options: A dataclass of what `cells` can be told; fields have a help text.
+        cells: Reads the data that the options name.
+        ks: Cut-offs of the hit rates.
+        mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
+        headline: The main metrics.
+        averages: Whether the average over the cells of a table is the main score, not each cell.
+        by: A label of the cells: each of its values has an average of its own.
+        notes: Below the tables, by title: of a section, or of a kind of groups.
+        tables: Makes further tables.
     """
 
     name: str
-    help: str
-    run: Run
-    flags: Sequence[Flag] = ()
-    reads_data: Literal["required", "optional", "none", "source"] = "required"
-    reranks: bool = False
+    title: str
+    summary: str
+    options: type
+    cells: Callable[[Any], Sequence[Cell]]
+    ks: Sequence[int] = (1, 5, 10)
+    mrr: int | None = 10
+    headline: Sequence[str] = ("hit_rate@1",)
+    averages: bool = False
+    by: str | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    tables: Callable[[Sequence[CellScores]], list[Table]] = lambda scores: []
 
 
-def run_tasks(
-    tasks: Callable[[Namespace], Sequence[RetrievalTask]],
-    report: Callable[[list[TaskScores], Namespace], Results],
-    **defaults: Any,  # noqa: ANN401 - of `EvaluateOptions`
-) -> Run:
-    """Make the `run` of a benchmark that is data: its tasks, and the table of their scores.
+def find_task(name: str) -> Task:
+    """The benchmark of a name.
+
+    Raises:
+        ValueError: There is none; the message names the nearest and all.
+    """
+    if name not in TASKS:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"benchmark {name!r}; {hint}expected one of {sorted(TASKS)}")
+    task: Task = import_module(f"conjoin.evaluation.tasks.{name}").TASK
+    return task
+
+
+def evaluate(
+    encoder: ItemEncoder,
+    task: Task | str,
+    out: str | Path,
+    options: EvaluateOptions | None = None,
+    **which: Any,  # noqa: ANN401 - of the task
+) -> Results:
+    """Evaluate an encoder on a benchmark; an interrupted evaluation resumes with the vectors that are on disk.
 
     Args:
-        tasks: Reads the data that the options name.
-        report: Lays out the scores, see `task_results`. Baselines are added, and examples if there are none.
-        defaults: Fields of `EvaluateOptions`; options of the command override them.
+        encoder: The model; its input type says how it takes items of several images.
+        task: The benchmark, or the name of one.
+        out: Folder to write to: vectors, and for some benchmarks run files and judgements.
+        options: How to evaluate; the cut-offs are the benchmark's.
+        which: The benchmark's own options, such as `data`, the folder or file of its data.
+
+    Raises:
+        FileNotFoundError: A file or an image is missing.
+        ValueError: No such benchmark, data that cannot be read (the item is named), or a collection in `out` that was
+            made with another model.
     """
-
-    def run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
-        scores = evaluate_tasks(encoder, tasks(args), out, read_options(args, **defaults))
-        return complete(report(scores, args), scores)
-
-    return run
-
-
-def read_options(args: Namespace, **defaults: Any) -> EvaluateOptions:  # noqa: ANN401 - of `EvaluateOptions`
-    """The options of an evaluation among those of the command; `defaults` are the benchmark's."""
-    given = {each.name: vars(args)[each.name] for each in fields(EvaluateOptions) if each.name in vars(args)}
-    return EvaluateOptions(**defaults | given | {"show_progress": not args.quiet})
-
-
-def complete(results: Results, scores: Sequence[TaskScores]) -> Results:
-    """Add the table of baselines to a report, and examples if it has none."""
-    table = baseline_table(scores)
-    results.tables += [] if table is None else [table]
-    if not results.examples:
-        results.examples, results.examples_note = task_examples(scores), EXAMPLES_NOTE
+    task = find_task(task) if isinstance(task, str) else task
+    options = replace(options or EvaluateOptions(), ks=task.ks, mrr=task.mrr)
+    chosen = task.options(**which)
+    results = report(task, evaluate_cells(encoder, task.cells(chosen), out, options))
+    results.model = {"name": encoder.name, "fingerprint": encoder.fingerprint}
+    results.dataset = {name: value for name, value in vars(chosen).items() if value is not None}
+    results.config = {"hubness penalty": options.hubness_penalty, "resamples": options.resamples}
     return results
 
 
-def task_results(title: str, summary: str, scores: Sequence[TaskScores], **facts: Any) -> Results:  # noqa: ANN401
-    """Results with one row per task, and one table per kind of group.
-
-    Args:
-        title: Of the report.
-        summary: What is measured.
-        scores: Of the tasks.
-        facts: Further fields of `Results`.
-    """
-    rows: list[tuple[list[Any], dict[str, Metric]]] = [
-        ([each.task.name, len(each.ids), each.task.size], each.metrics()) for each in scores
-    ]
-    tables = [score_table("Tasks", ["task", "n", "candidates"], rows, note=HIT_RATE_NOTE)]
-    kinds = dict.fromkeys(kind for each in scores for kind in each.task.groups)
-    tables += [group_table(scores, kind, f"By {kind}", kind) for kind in kinds]
-    headline = [
-        Headline(f"{name}, {metric_name(first)}", metrics[first], f"{count:,} queries")
-        for (name, count, _), metrics in rows
-        for first in list(metrics)[:1]
-    ]
-    seed = scores[0].vectors.options.seed if scores else 0
-    return Results(title, summary, seed, headline=headline, tables=tables, **facts)
-
-
-def group_table(scores: Sequence[TaskScores], kind: str, title: str, column: str, **facts: Any) -> Table:  # noqa: ANN401
-    """A table with one row per task and group of a kind, named by the group, and by the task if there are several.
-
-    Args:
-        scores: Of the tasks.
-        kind: Of the groups.
-        title: Of the table.
-        column: Name of the first column.
-        facts: Further fields of `Table`.
-    """
-    rows: list[tuple[list[Any], dict[str, Metric]]] = [
-        ([f"{each.task.name}, {name}" if len(scores) > 1 else name, len(ids)], each.metrics(ids))
-        for each in scores
-        for name, ids in each.task.groups.get(kind, {}).items()
-    ]
-    return score_table(title, [column, "n"], rows, chance=False, **facts)
+def report(task: Task, scores: Sequence[CellScores]) -> Results:
+    """The scores of the cells of a benchmark as tables, headlines, baselines and examples."""
+    results = Results(task.title, task.summary, scores[0].vectors.options.seed, benchmark=task.name)
+    sections: dict[str, list[Score]] = {}
+    for each in scores:
+        sections.setdefault(each.cell.section, []).append(each.score())
+    for title, rows in sections.items():
+        results.scores += rows
+        results.tables.append(score_table(title, rows, task.by, task.averages, task.notes.get(title, "")))
+        for score in [average(f"average, {title}", rows)] if task.averages else rows:
+            detail = f"{len(rows)} cells" if task.averages else f"{score.queries:,} queries"
+            for name in [name for name in task.headline if name in score.metrics]:
+                results.headline.append(Headline(f"{score.name}, {metric_name(name)}", score.metrics[name], detail))
+    for kind in dict.fromkeys(kind for each in scores for kind in each.cell.groups):
+        groups = []
+        for each in scores:
+            for name, ids in each.cell.groups.get(kind, {}).items():
+                labels = {"kind": name.partition(":")[0]} if ":" in name else {}
+                name = f"{each.cell.name}, {name}" if len(scores) > 1 else name
+                groups.append(Score(name, len(ids), 0, each.metrics(ids), labels))
+        results.tables.append(score_table(f"By {kind}", groups, "kind", note=task.notes.get(kind, "")))
+    results.tables += task.tables(scores)
+    if (table := baseline_table(scores)) is not None:
+        results.tables.append(table)
+    results.examples = task_examples(scores)
+    results.examples_note = "Queries evenly spaced in the data, then queries whose first result is wrong."
+    return results
 
 
-def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
-    """Score the baselines of each task that has any; None if no task has.
+def task_examples(scores: Sequence[CellScores]) -> list[Example]:
+    """Some searches of each cell, then as many whose first result is wrong."""
+    count = min(3, max(1, _EXAMPLES // max(len(scores), 1)))
+    examples: list[Example] = []
+    for each in scores:
+        chosen = each.sample(count)
+        examples += each.examples([*chosen, *(id_ for id_ in each.sample(count, missed=True) if id_ not in chosen)])
+    return examples
+
+
+def baseline_table(scores: Sequence[CellScores]) -> Table | None:
+    """Score the baselines of each cell that has any; None if no cell has.
 
     Args:
         scores: Of the model. With `EvaluateOptions.baselines` false, or None and many rows, nothing is scored.
     """
-    if not scores or not wants_baselines([each.task for each in scores], scores[0].vectors.options):
-        return None
     vectors = scores[0].vectors
     options, out = replace(vectors.options, reranker=None), vectors.folder.parent
-    tasks = [(each.task, _parts(each.task)) for each in scores if each.task.qrels]
-    runs: list[tuple[str, ItemEncoder, Path, list[RetrievalTask]]] = [
-        (label, vectors.encoder, out, [task.seen_as(view) for task, pairs in tasks if _has_view(pairs, view)])
+    if not (len(vectors) <= MOST_ROWS if options.baselines is None else options.baselines):
+        return None
+    cells = [(each.cell, _parts(each.cell)) for each in scores if each.cell.qrels]
+    runs: list[tuple[str, ItemEncoder, Path, list[Cell]]] = [
+        (label, vectors.encoder, out, [cell.seen_as(view) for cell, pairs in cells if _has_view(pairs, view)])
         for view, label in VIEWS.items()
     ]
     towers = tower_encoder(vectors.encoder)
     if towers is not None:  # they only find what shares a part with the query
         shared = [
-            replace(task, run_depth=0)
-            for task, pairs in tasks
-            if all(any(query & parts for parts in right) for query, right in pairs)
+            cell for cell, pairs in cells if all(any(query & parts for parts in right) for query, right in pairs)
         ]
-        runs.append((TOWERS, towers, out / "towers", shared))
-    by_task: dict[str, list[tuple[str, TaskScores]]] = {each.task.name: [("this model", each)] for each in scores}
+        runs.append((TOWERS, towers, out / "towers", [replace(cell, run_depth=0) for cell in shared]))
+    rows: dict[str, list[Score]] = {}
     for label, encoder, folder, seen in runs:
-        for each in evaluate_tasks(encoder, seen, folder, options):
-            by_task[each.task.name].append((label, each))
-    rows: list[tuple[list[Any], dict[str, Metric]]] = []
-    for name, labelled in by_task.items():
-        if len(labelled) > 1:
-            rows += [([name, label, len(each.ids)], each.metrics()) for label, each in labelled]
-            chance = {key: Metric(metric.chance or 0.0) for key, metric in labelled[0][1].metrics().items()}
-            rows.append(([name, "random order", len(labelled[0][1].ids)], chance))
-    facts: dict[str, Any] = {"note": NOTE, "report_only": len(rows) > MOST_PRINTED}
-    return score_table("Baselines", ["task", "", "n"], rows, chance=False, **facts) if rows else None
+        for each in evaluate_cells(encoder, seen, folder, options):
+            rows.setdefault(each.cell.name, []).append(replace(each.score(), labels={"": label}))
+    compared = []
+    for own in (each.score() for each in scores if each.cell.name in rows):
+        compared += [replace(own, labels={"": "this model"}), *rows[own.name], random_order(own, {"": "random order"})]
+    table = score_table("Baselines", compared, note=_BASELINES_NOTE)
+    return replace(table, report_only=len(compared) > MOST_PRINTED) if compared else None
 
 
-def wants_baselines(tasks: Sequence[RetrievalTask], options: EvaluateOptions) -> bool:
-    """Whether baselines are asked for, or the tasks are small and nothing is said."""
-    if options.baselines is not None:
-        return options.baselines
-    sizes = {rows.folder: len(rows) for task in tasks for rows in (task.queries, *task.corpus)}
-    return sum(sizes.values()) <= MOST_ROWS
+def _parts(cell: Cell) -> list[tuple[set[str], list[set[str]]]]:
+    """The parts of each scored query, as far as its negative has them too, and of each of its right candidates."""
+    queries, candidates = cell.queries.parts, cell.corpus.parts
+    return [
+        (queries[id_] & candidates.get(cell.negatives.get(id_, ""), set(PARTS)), [candidates[name] for name in right])
+        for id_, right in cell.qrels.items()
+    ]
 
 
-def _parts(task: RetrievalTask) -> list[tuple[set[Part], list[set[Part]]]]:
-    """The parts of each scored query, and of each of its right candidates."""
-    candidates = {id_: parts for rows in task.corpus for id_, parts in rows.parts.items()}
-    queries = task.queries.parts
-    return [(queries[id_], [candidates[name] for name in right]) for id_, right in task.qrels.items()]
-
-
-def _has_view(pairs: Sequence[tuple[set[Part], list[set[Part]]]], view: View) -> bool:
+def _has_view(pairs: Sequence[tuple[set[str], list[set[str]]]], view: View) -> bool:
     """Whether all queries can be found as this view shows them, and it hides or separates anything."""
     both = any(len(parts) > 1 for query, right in pairs for parts in (query, *right))
     return both and (

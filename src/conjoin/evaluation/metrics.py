@@ -5,7 +5,7 @@ for `bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any r
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -96,12 +96,12 @@ def bootstrap_ci(
     return float(low), float(high)
 
 
-def chance_hit_rate(relevant_counts: ArrayLike, gallery_size: int, k: int) -> float:
+def chance_hit_rate(relevant_counts: ArrayLike, gallery_size: ArrayLike, k: int) -> float:
     """Expected hit rate at `k` of a random order: mean of 1 − C(M−R, k) / C(M, k), exactly.
 
     Args:
         relevant_counts: R of each query `(N,)`, or one number for all.
-        gallery_size: M, the number of candidates of each query.
+        gallery_size: M, the number of candidates of each query `(N,)`, or one number for all.
         k: Cut-off.
 
     Raises:
@@ -110,20 +110,20 @@ def chance_hit_rate(relevant_counts: ArrayLike, gallery_size: int, k: int) -> fl
     return float(1 - _chance_of_missing(relevant_counts, gallery_size, k)[:, -1].mean())
 
 
-def chance_mrr(relevant_counts: ArrayLike, gallery_size: int, k: int) -> float:
+def chance_mrr(relevant_counts: ArrayLike, gallery_size: ArrayLike, k: int) -> float:
     """Expected MRR at `k` of a random order: mean of Σ_r P(first relevant at rank r) / r; as `chance_hit_rate`."""
     missing = _chance_of_missing(relevant_counts, gallery_size, k)
     return float(((missing[:, :-1] - missing[:, 1:]) / np.arange(1, k + 1)).sum(axis=1).mean())
 
 
-def _chance_of_missing(relevant_counts: ArrayLike, gallery_size: int, k: int) -> Floats:
+def _chance_of_missing(relevant_counts: ArrayLike, gallery_size: ArrayLike, k: int) -> Floats:
     """P(no relevant candidate among the first r) for r = 0..k, `(N, k + 1)`."""
-    relevant = np.atleast_1d(np.asarray(relevant_counts))[:, None]
-    if not relevant.size or relevant.min() < 1 or relevant.max() > gallery_size:
-        raise ValueError(f"relevant counts must lie in 1..{gallery_size} (the gallery), got {relevant.ravel()[:5]}")
-    drawn = np.minimum(np.arange(k), gallery_size - 1)
-    factors = np.clip((gallery_size - relevant - drawn) / (gallery_size - drawn), 0, 1)
-    return np.cumprod(np.concatenate((np.ones_like(relevant, dtype=np.float64), factors), axis=1), axis=1)
+    relevant, size = (np.atleast_1d(np.asarray(each))[:, None] for each in (relevant_counts, gallery_size))
+    if not relevant.size or (relevant < 1).any() or (relevant > size).any():
+        raise ValueError(f"relevant counts must lie in 1..{size.max()} (the gallery), got {relevant.ravel()[:5]}")
+    drawn = np.minimum(np.arange(k), size - 1)
+    factors = np.clip((size - relevant - drawn) / (size - drawn), 0, 1)
+    return np.cumprod(np.concatenate((np.ones((len(factors), 1)), factors), axis=1), axis=1)
 
 
 def tie_tolerance(dtype: torch.dtype) -> float:
@@ -190,7 +190,6 @@ def best_ranks(
     candidates: Array,
     query_labels: Tensor,
     candidate_labels: Tensor,
-    ignored_labels: Tensor | None = None,
     block_scores: int = BLOCK_SCORES,
     texts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -201,7 +200,6 @@ def best_ranks(
         candidates: `(M, D)`, normalised here.
         query_labels: `(N,)` int; a candidate is relevant to a query if their labels are equal.
         candidate_labels: `(M,)` int.
-        ignored_labels: `(N,)` int; a query's pool leaves out the candidates of its label.
         block_scores: Upper bound of the scores in memory at once.
         texts: Further labels `(N,)` and `(M,)` of the queries and candidates; a candidate is relevant if either its
             label or its further label is the query's.
@@ -218,8 +216,6 @@ def best_ranks(
     ranks = []
     for block, scores in _score_blocks(queries, candidates, block_scores):
         wanted, labels = query_labels[block, None].to(scores.device), candidate_labels.to(scores.device)
-        if ignored_labels is not None:
-            scores.masked_fill_(ignored_labels[block, None].to(scores.device) == labels, float("-inf"))
         relevant = wanted == labels
         if texts is not None:
             relevant |= texts[0][block, None].to(scores.device) == texts[1].to(scores.device)
@@ -261,33 +257,3 @@ def _score_blocks(queries: Array, candidates: Array, block_scores: int) -> Itera
     rows, columns = max(1, block_scores // len(c)), c.to(q).T
     for start in range(0, len(q), rows):
         yield slice(start, start + rows), q[start : start + rows] @ columns
-
-
-def count_at_least(
-    queries: Tensor, thresholds: Tensor, blocks: Iterable[Array], block_scores: int = BLOCK_SCORES
-) -> tuple[Tensor, int]:
-    """Count the rows of a stream that score at least `thresholds`, ties included.
-
-    Args:
-        queries: `(N, D)` unit rows.
-        thresholds: `(N,)` cosines.
-        blocks: Embeddings `(B, D)` in blocks of any size, read once.
-        block_scores: Upper bound of the scores in memory at once.
-
-    Returns:
-        The counts `(N,)` int64 and the number of rows read.
-
-    Raises:
-        ValueError: A block has another width, or rows that are not finite.
-    """
-    limits = (thresholds - tie_tolerance(queries.dtype))[:, None]
-    counts = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
-    total = 0
-    for number, block in enumerate(blocks):
-        rows = unit_rows(block, f"distractor block {number}").to(queries)
-        if rows.shape[1] != queries.shape[1]:
-            raise ValueError(f"distractor block {number} has width {rows.shape[1]}, the queries {queries.shape[1]}")
-        total += len(rows)
-        for part in rows.split(max(1, block_scores // max(1, len(queries)))):
-            counts += (queries @ part.T >= limits).sum(dim=1)
-    return counts, total

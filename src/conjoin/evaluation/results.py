@@ -1,4 +1,4 @@
-"""The results of an evaluation: dataclasses that are saved as one JSON file, and run files in TREC's format.
+"""The results of an evaluation: dataclasses that are saved as one JSON file.
 
 Scores are fractions (0.45, not 45 %). Pictures are `data:` URIs, so the file needs no other file.
 """
@@ -11,7 +11,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from conjoin import __version__
@@ -28,10 +28,6 @@ from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
 from conjoin.processing.item_images import to_rgb
 from conjoin.processing.item_inputs import parse_item
 from conjoin.storage import atomic_path, check_listed
-
-SCHEMA_VERSION = 1
-REMEDY = "evaluate again, or remove SHA256SUMS if you changed the file yourself"
-"""What mends a damaged file of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,6 @@ class Metric:
     low: float | None = None
     high: float | None = None
     chance: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, number in dataclasses.asdict(self).items():
-            required = name == "value"
-            if not (isinstance(number, int | float) and math.isfinite(number)) and (required or number is not None):
-                raise ValueError(f"metric {name} must be a finite number, got {number!r}")
 
     @classmethod
     def from_values(
@@ -62,7 +52,7 @@ class Metric:
 def score_ranks(
     ranks: ArrayLike,
     relevant_counts: ArrayLike,
-    gallery_size: int,
+    gallery_size: ArrayLike,
     ks: Sequence[int] = (1, 5, 10),
     mrr: int | None = 10,
     resamples: int = 10000,
@@ -73,7 +63,7 @@ def score_ranks(
     Args:
         ranks: Rank of the best relevant candidate of each query `(N,)`, from 1.
         relevant_counts: Number of relevant candidates of each query `(N,)`.
-        gallery_size: Number of candidates of each query.
+        gallery_size: Number of candidates of each query `(N,)`, or one number for all.
         ks: Cut-offs of the hit rates.
         mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
         resamples: Of the bootstrap.
@@ -92,29 +82,22 @@ def score_ranks(
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One of the modality combinations: queries of one modality against candidates of one modality."""
+class Score:
+    """One row of a table: the scores of some queries.
 
-    setting: str
-    """`"local"` (a gallery of that modality only) or `"global"` (one gallery of all modalities)."""
-    query: str
-    candidates: str
-    queries: int
-    gallery: int
-    metrics: dict[str, Metric]
-    """`"hit_rate@1"`, ..., `"mrr@10"`; empty without queries."""
-
-
-@dataclass(frozen=True)
-class Symmetric:
-    """One run of the symmetric triplet protocol."""
+    Args:
+        name: Of the cell of a benchmark, or of some of its queries.
+        queries: How many queries.
+        candidates: How many each of them searches; the most, if they differ.
+        metrics: `"hit_rate@1"`, ..., `"mrr@10"`; empty without queries.
+        labels: Further columns, by name.
+    """
 
     name: str
-    triplets: int
-    pool: int
-    """Candidates ranked for each query, distractors included."""
+    queries: int
+    candidates: int
     metrics: dict[str, Metric]
-    """`"precision"`, `"recall@1"`, ..., `"mean_recall"`, `"average"`."""
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,31 +165,19 @@ class Curve:
     series: dict[str, list[list[float]]]
     x_label: str = "step"
 
-    def __post_init__(self) -> None:
-        for name, points in self.series.items():
-            bad = [point for point in points if len(point) != 2 or not all(math.isfinite(number) for number in point)]
-            if bad:
-                raise ValueError(f"curve {self.title!r}, series {name!r}: expected finite [x, y] points, got {bad[0]}")
-
 
 TableRow = list[str | int | float | Metric | None]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A further table, for example baselines or scores per group."""
+    """A table of the report; the terminal leaves it out if `report_only`."""
 
     title: str
     columns: list[str]
     rows: list[TableRow]
     note: str = ""
     report_only: bool = False
-    """Whether the terminal leaves the table out."""
-
-    def __post_init__(self) -> None:
-        uneven = [row for row in self.rows if len(row) != len(self.columns)]
-        if uneven:
-            raise ValueError(f"table {self.title!r} has {len(self.columns)} columns, but a row of {len(uneven[0])}")
 
 
 def package_versions() -> dict[str, str]:
@@ -228,8 +199,7 @@ class Results:
     dataset: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     headline: list[Headline] = field(default_factory=list)
-    combinations: list[Cell] = field(default_factory=list)
-    symmetric: list[Symmetric] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
@@ -241,29 +211,25 @@ class Results:
     """Name of the benchmark."""
     created: str | None = None
     versions: dict[str, str] = field(default_factory=package_versions)
-    schema_version: int = SCHEMA_VERSION
 
-    def cell(self, query: str, candidates: str, setting: str = "local") -> Cell:
-        """The cell of one modality combination.
+    def metrics(self, name: str) -> dict[str, Metric]:
+        """The metrics of the score of a name.
 
         Raises:
-            ValueError: There is no such cell; the message lists all.
+            ValueError: There is no such score; the message lists all.
         """
-        cells = {(cell.setting, cell.query, cell.candidates): cell for cell in self.combinations}
-        if (setting, query, candidates) not in cells:
-            raise ValueError(f"no cell {(setting, query, candidates)}; there are {sorted(cells)}")
-        return cells[setting, query, candidates]
+        scores = {score.name: score.metrics for score in self.scores}
+        if name not in scores:
+            raise ValueError(f"no score {name!r}; there are {list(scores)}")
+        return scores[name]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON; a failed write leaves an older file at `path` unchanged.
 
         Raises:
-            ValueError: JSON cannot hold a value, or a number is NaN or infinite.
+            ValueError: A number is NaN or infinite.
         """
-        try:
-            text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"cannot write the results as JSON: {error}") from error
+        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
         with atomic_path(Path(path)) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -272,29 +238,13 @@ class Results:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: Not JSON, another schema version, unknown or missing keys, or damaged since it was evaluated.
+            ValueError: Not JSON, missing keys, values of other types, or damaged since it was evaluated.
         """
-        check_listed(Path(path), REMEDY)
+        check_listed(Path(path), "evaluate again, or remove SHA256SUMS if you changed the file yourself")
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: not a JSON file of results ({error})") from error
-        try:
-            return cls.from_dict(data)
+            return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Results":
-        """Build from plain dicts and lists; errors as in `load`."""
-        schema = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, Mapping) else None
-        if isinstance(data, Mapping) and schema != SCHEMA_VERSION:
-            raise ValueError(f"results have schema version {schema!r}, this version of conjoin reads {SCHEMA_VERSION}")
-        try:
-            return TypeAdapter(cls).validate_python(data)
-        except ValidationError as error:
-            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ValueError(f"results: {'; '.join(wrong)}") from error
+            raise ValueError(f"{path}: not the results of an evaluation: {error}") from error
 
 
 def picture(image: Image.Image, size: int = 96) -> str:
@@ -310,76 +260,19 @@ def picture(image: Image.Image, size: int = 96) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def write_run(path: str | os.PathLike[str], rankings: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
-    """Write rankings, best first, with ranks from 1.
-
-    Args:
-        path: The file to write.
-        rankings: For each query id the (document id, score) pairs; scores do not rise.
-        tag: Name of the run, one word.
-
-    Raises:
-        ValueError: An id or the tag is empty or holds white space, a score is not finite, or scores rise.
-    """
-    lines = []
-    for query, ranking in rankings.items():
-        scores = [float(score) for _, score in ranking]
-        if not np.isfinite(scores).all() or sorted(scores, reverse=True) != scores:
-            raise ValueError(f"query {query!r}: scores must be finite and not rise, got {scores[:5]}")
-        lines += [
-            f"{_word(query, 'query id')} Q0 {_word(name, 'document id')} {rank} {score!r} {_word(tag, 'tag')}\n"
-            for rank, ((name, _), score) in enumerate(zip(ranking, scores, strict=True), start=1)
-        ]
-    Path(path).write_text("".join(lines), encoding="utf-8")
-
-
-def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Write judgements, the grade of each document by query id, in four columns.
-
-    Raises:
-        ValueError: An id is empty or holds white space.
-    """
-    lines = [
-        f"{_word(query, 'query id')} 0 {_word(document, 'document id')} {grade}\n"
-        for query, judged in qrels.items()
-        for document, grade in judged.items()
-    ]
-    Path(path).write_text("".join(lines), encoding="utf-8")
-
-
 def read_qrels(path: str | os.PathLike[str]) -> dict[str, dict[str, int]]:
     """Read the judgements of positive grade from a file of four or five columns: grades by query id and document.
 
     Raises:
-        ValueError: Not UTF-8, a row with another number of columns, a grade that is not an integer, or a document that
-            is judged twice for one query. The message names the file and the line. Or the file differs from its
-            checksum.
+        ValueError: A line of other columns; the message names the file and the line.
     """
-    check_listed(Path(path), REMEDY)
     qrels: dict[str, dict[str, int]] = {}
-    for number, content in enumerate(Path(path).read_bytes().splitlines(), start=1):
-        where = f"{path}, line {number}"
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            columns = content.decode().split()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: not valid UTF-8 ({error})") from error
-        if columns and len(columns) not in (4, 5):
-            raise ValueError(
-                f"{where}: expected 'qid 0 docid rel [task]', got {len(columns)} columns: {content.decode()[:80]!r}"
-            )
-        if columns:
-            query, _, document, grade = columns[:4]
-            if document in qrels.setdefault(query, {}):
-                raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
-            try:
-                qrels[query][document] = int(grade)
-            except ValueError as error:
-                raise ValueError(f"{where}: relevance must be an integer, got {grade!r}") from error
-    kept = {query: {name: grade for name, grade in judged.items() if grade > 0} for query, judged in qrels.items()}
-    return {query: judged for query, judged in kept.items() if judged}
-
-
-def _word(text: str, name: str) -> str:
-    if not isinstance(text, str) or [text] != text.split():
-        raise ValueError(f"{name} must be one word without white space, got {text!r}")
-    return text
+            if line.strip():
+                query, _, document, grade = line.split(maxsplit=5)[:4]
+                if int(grade) > 0:
+                    qrels.setdefault(query, {})[document] = int(grade)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: expected 'qid 0 docid rel [task]', got {line[:80]!r}") from error
+    return qrels

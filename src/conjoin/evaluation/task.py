@@ -1,7 +1,7 @@
-"""Retrieval tasks, and the loop that evaluates all of them: encode, search, rank, score.
+"""The cells of a benchmark, and the loop that evaluates all of them: encode, search, rank, score.
 
-A benchmark is a list of `RetrievalTask` and a table of their scores. A wrong candidate that ties with the best right
-one counts as better. Vectors are stored in collections, so an interrupted evaluation resumes.
+A wrong candidate that ties with the best right one counts as better. The vectors of a corpus are stored in a
+collection, so an interrupted evaluation resumes.
 """
 
 from collections.abc import Callable, Collection as Ids, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ import torch
 
 from conjoin.data.columns import undecoded
 from conjoin.data.row_images import plain_text, row_item
-from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance
-from conjoin.evaluation.results import Example, Hit, Metric, Shown, score_ranks, write_qrels, write_run
+from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance, triplet_wins
+from conjoin.evaluation.results import Example, Hit, Metric, Score, Shown, score_ranks
 from conjoin.progress import progress
 from conjoin.retrieval import (
     Collection,
@@ -30,16 +30,14 @@ from conjoin.retrieval import (
     search_exactly,
 )
 from conjoin.retrieval.encoder import DescribedProcessor, Role
-from conjoin.storage import checksummed_path
+from conjoin.retrieval.vectors import as_result
 from conjoin.storage.fingerprints import text_digest
 
-Part = Literal["image", "text"]
-PARTS: tuple[Part, ...] = ("image", "text")
+PARTS = ("image", "text")
 View = Literal["text", "image", "sum"]
 """What is seen of each item: one of its parts; or both by themselves, whose vectors are added."""
-_SHOWN_RESULTS = 5
-_MOST_RANKED = 100_000
-"""Candidates up to which the rank of an example is looked up beyond the results."""
+SHOWN_RESULTS = 5
+"""Results of an example in the report."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,14 @@ class Rows:
         rows: Rows for `encode_collection`, with an id each, that can be read several times.
         instruction: Of the task: for all rows; or one for each row, and then the vectors are not stored. None for the
             model's own prompt.
-        lookup: Returns the row of an id; None finds it in `rows`.
-        view: What is seen of each row; None for all of it. Rows without the part are skipped.
+        lookup: Returns the row of an id; None finds it in `rows`, which then have numbers.
+        view: What is seen of each row; None for all of it. Rows without the part are left out.
     """
 
     name: str
     rows: Iterable[Mapping[str, Any]] = field(repr=False)
     instruction: str | Sequence[str | None] | None = None
-    lookup: Any = None
+    lookup: Callable[[str], Mapping[str, Any]] | None = None
     view: View | None = None
 
     @property
@@ -67,24 +65,21 @@ class Rows:
         digest = text_digest(self.instruction)[:8] if isinstance(self.instruction, str) else None
         return "-".join(part for part in (self.name, self.view, digest) if part)
 
-    @cached_property
-    def _by_id(self) -> dict[str, Any]:
-        if isinstance(self.rows, datasets.Dataset):
-            return {str(id_): index for index, id_ in enumerate(self.rows["id"][:])}
-        return {row["id"]: row for row in self.rows}
-
-    def row(self, id_: str) -> Mapping[str, Any]:
-        """The row of an id, in full."""
-        if self.lookup is not None:
-            return self.lookup(id_)
-        return self.rows[self._by_id[id_]] if isinstance(self.rows, datasets.Dataset) else self._by_id[id_]
-
     def item(self, id_: str) -> Any:  # noqa: ANN401 - an item
-        """The row of an id as an item."""
-        return _item(self.row(id_), id_)
+        """The row of an id as an item.
+
+        Raises:
+            KeyError: There is none.
+        """
+        row = self.lookup(id_) if self.lookup is not None else self.rows[self._numbers[id_]]  # type: ignore[index]
+        return _item(row, id_)
 
     @cached_property
-    def parts(self) -> dict[str, set[Part]]:
+    def _numbers(self) -> dict[str, int]:
+        return {str(row["id"]): number for number, row in enumerate(self._undecoded())}
+
+    @cached_property
+    def parts(self) -> dict[str, set[str]]:
         """The parts that each row has, by id."""
         return {str(row["id"]): {part for part in PARTS if row.get(part) is not None} for row in self._undecoded()}
 
@@ -93,62 +88,58 @@ class Rows:
         return undecoded(self.rows) if is_dataset else self.rows
 
     def seen(self) -> Iterable[Mapping[str, Any]]:
-        """The rows as `view` shows them, without those that lack the part."""
-        if self.view is None:
-            return self.rows
-        return (_part(row, self.view) for row in self._undecoded() if row.get(self.view) is not None)
+        """The rows as `view` shows them."""
+        return self.rows if self.view is None else filter(None, (_seen(row, self.view) for row in self._undecoded()))
 
     def __len__(self) -> int:
         return len(self.rows)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class RetrievalTask:
-    """Queries that search a corpus for the candidates that are right for them.
+class Cell:
+    """Queries that search a corpus for the candidates that are right for them: one row of a benchmark's table.
 
     Args:
-        name: Of the task and of its run file.
+        name: Of the cell and of its run file.
         queries: The queries.
-        corpus: What they search. Ids are unique over all parts.
+        corpus: What they search.
         qrels: By id of a query the ids of the right candidates, at least one. Queries without an entry are not scored.
-        candidates: Ids of the corpus: only these are searched. None: all.
+        candidates: Ids of the corpus: only these are searched; or by id of a query its own ids. None: all.
         excluded: By id of a query the ids of candidates that are left out of its ranking.
         groups: Subsets of the queries: by kind (`"language"`) and name (`"th"`) the ids of queries.
+        negatives: By id of a query a candidate that looks like the right one. The cell is then scored by the symmetric
+            protocol: precision beside the ranks.
+        variants: Other forms of some queries, under their ids: they are compared with `negatives`.
+        section: Title of the table that the cell is in.
+        labels: Further columns of that table, by name.
+        published: The metric that published tables print, such as `"hit_rate@10"`.
         run_depth: Candidates of each query in the run file `runs/NAME.txt`; 0 writes none. Ids are one word then.
     """
 
     name: str
     queries: Rows
-    corpus: tuple[Rows, ...]
+    corpus: Rows
     qrels: Mapping[str, Ids[str]] = field(repr=False)
-    candidates: Ids[str] | None = field(default=None, repr=False)
+    candidates: Ids[str] | Mapping[str, Sequence[str]] | None = field(default=None, repr=False)
     excluded: Mapping[str, Ids[str]] = field(default_factory=dict, repr=False)
     groups: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict, repr=False)
+    negatives: Mapping[str, str] = field(default_factory=dict, repr=False)
+    variants: Rows | None = None
+    section: str = "Scores"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    published: str | None = None
     run_depth: int = 0
 
-    @property
-    def size(self) -> int:
-        """Number of candidates of each query, `excluded` included."""
-        return sum(map(len, self.corpus)) if self.candidates is None else len(self.candidates)
-
-    def seen_as(self, view: View) -> "RetrievalTask":
-        """The same task where only a part of each query and candidate is seen."""
-        corpus = tuple(replace(rows, view=view) for rows in self.corpus)
-        return replace(self, queries=replace(self.queries, view=view), corpus=corpus, run_depth=0)
-
-    def candidate(self, id_: str) -> Any:  # noqa: ANN401 - an item
-        """The candidate of an id as an item."""
-        for rows in self.corpus[:-1]:
-            try:
-                return rows.item(id_)
-            except KeyError:
-                continue
-        return self.corpus[-1].item(id_)
+    def seen_as(self, view: View) -> "Cell":
+        """The same cell where only a part of each query and candidate is seen."""
+        queries, corpus = replace(self.queries, view=view), replace(self.corpus, view=view)
+        variants = self.variants and replace(self.variants, view=view)
+        return replace(self, queries=queries, corpus=corpus, variants=variants, run_depth=0)
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """How tasks are evaluated.
+    """How cells are evaluated.
 
     Args:
         ks: Cut-offs of the hit rates.
@@ -157,11 +148,11 @@ class EvaluateOptions:
         seed: Of the bootstrap.
         resamples: Of the bootstrap.
         show_progress: Show progress bars.
-        hubness_penalty: Subtract this times a candidate's mean score over all queries of its task.
+        hubness_penalty: Subtract this times a candidate's mean score over all queries of its cell, as PUMA's evaluation
+            code does with 0.2. It needs all test queries at once (transductive).
         reranker: Sorts the first candidates of each query again, in scores and run files.
         rerank_top: How many of them.
-        baselines: Also score parts of the items, and the model's towers: see `baseline_table`. None: if the corpora
-            are small.
+        baselines: Also score parts of the items, and the model's towers. None: if there are few rows.
         prompt: Of queries without an instruction, in place of the model's own prompt.
         prompt_name: The name of one of the model's prompts, likewise.
     """
@@ -175,7 +166,7 @@ class EvaluateOptions:
     hubness_penalty: float = 0.0
     reranker: Reranker | None = None
     rerank_top: int = 100
-    baselines: bool | None = False
+    baselines: bool | None = None
     prompt: str | None = None
     prompt_name: str | None = None
 
@@ -184,31 +175,16 @@ class _Vectors:
     """Vectors `(N, D)` in memory, read as those of a `Collection`."""
 
     def __init__(self, ids: Sequence[str], matrix: np.ndarray) -> None:
-        self.matrix, self._index = matrix, {id_: index for index, id_ in enumerate(ids)}
+        self.ids, self.matrix, self._index = ids, matrix, {id_: index for index, id_ in enumerate(ids)}
 
     def __len__(self) -> int:
-        return len(self.matrix)
+        return len(self.ids)
 
     def batches(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        yield pa.array(list(self._index), pa.string()), self.matrix
+        yield pa.array(self.ids, pa.string()), self.matrix
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         return self.matrix[[self._index[id_] for id_ in ids]]
-
-
-class _Corpus:
-    """The vectors of several rows, searched as one collection."""
-
-    def __init__(self, parts: Sequence[Collection | _Vectors], uri: str) -> None:
-        self.parts, self.uri = parts, uri
-
-    @cached_property
-    def ids(self) -> list[str]:
-        return [id_ for ids, _ in self.batches() for id_ in ids.to_pylist()]
-
-    def batches(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        for part in self.parts:
-            yield from part.batches()
 
 
 def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
@@ -216,111 +192,163 @@ def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
     return f"{instruction} " if instruction and isinstance(encoder.processor, DescribedProcessor) else instruction
 
 
-class TaskVectors:
+class CellVectors:
     """The vectors of rows, each encoded once.
 
     Args:
         encoder: The model.
         folder: Of the collections.
-        options: Type of the stored vectors, and progress bars.
+        options: Type of the stored vectors, prompts and progress bars.
     """
 
     def __init__(self, encoder: ItemEncoder, folder: Path, options: EvaluateOptions) -> None:
         self.encoder, self.folder, self.options = encoder, folder, options
         self._encoded: dict[str, Collection | _Vectors] = {}
 
+    def __len__(self) -> int:
+        """How many rows were encoded."""
+        return sum(map(len, self._encoded.values()))
+
     def of(self, rows: Rows, role: Role = "document") -> Collection | _Vectors:
         """Encode rows in their role, or return what was encoded before."""
-        how = self._how(rows, role)
-        encodes_alike = self.encoder.is_symmetric and set(how) == {"role"}
-        folder = rows.folder if role == "document" or encodes_alike else f"{rows.folder}-queries"
+        own, prompt, name = rows.instruction, None, None
+        if role == "query" and not isinstance(own, str):
+            prompt, name = self.options.prompt, self.options.prompt_name
+        if isinstance(own, str):
+            prompt = as_prompt(self.encoder, own)
+        if role == "query" and self.encoder.is_symmetric and own is prompt is name is None:
+            role = "document"  # its vectors are the same
+        folder = rows.folder if role == "document" else f"{rows.folder}-queries"
         if folder not in self._encoded:
-            self._encoded[folder] = self._encode(
-                rows, folder, how if folder != rows.folder else how | {"role": "document"}
-            )
+            how: dict[str, Any] = {"role": role, "prompt": prompt, "prompt_name": name}
+            if rows.view == "sum":
+                self._encoded[folder] = self._sum(rows, role)
+            elif own is None or isinstance(own, str):
+                how |= {"dtype": self.options.dtype, "show_progress": self.options.show_progress, "sync": True}
+                self._encoded[folder] = encode_collection(rows.seen(), self.encoder, self.folder / folder, **how)
+            else:
+                given = [prompt if each is None else as_prompt(self.encoder, each) for each in own]
+                seen = [(_seen(row, rows.view), text) for row, text in zip(rows.rows, given, strict=True)]
+                kept = [(row, text) for row, text in seen if row is not None]
+                ids = [row["id"] for row, _ in kept]
+                items = [_item(row, row["id"]) for row, _ in kept]
+                how["prompt"] = [text for _, text in kept]
+                matrix = self.encoder.encode(items, ids, self.options.show_progress, **how)
+                self._encoded[folder] = _Vectors(ids, matrix)
         return self._encoded[folder]
-
-    def _how(self, rows: Rows, role: Role) -> dict[str, Any]:
-        """How rows are encoded: their instruction as the prompt; else that of the options, for queries."""
-        prompt, name = (self.options.prompt, self.options.prompt_name) if role == "query" else (None, None)
-        if isinstance(rows.instruction, str):
-            return {"role": role, "prompt": as_prompt(self.encoder, rows.instruction)}
-        if rows.instruction is not None:
-            given = [as_prompt(self.encoder, each) for each in rows.instruction]
-            return {"role": role, "prompt": [prompt if each is None else each for each in given], "prompt_name": name}
-        how = {"role": role, "prompt": prompt, "prompt_name": name}
-        return {name: value for name, value in how.items() if value is not None}
-
-    def _encode(self, rows: Rows, folder: str, how: dict[str, Any]) -> Collection | _Vectors:
-        show = self.options.show_progress
-        if rows.view == "sum":
-            return self._sum(rows, how["role"])
-        if rows.instruction is not None and not isinstance(rows.instruction, str):
-            named = zip(rows.rows, how["prompt"], strict=True)
-            shown = [pair for pair in named if rows.view is None or pair[0].get(rows.view) is not None]
-            ids = [row["id"] for row, _ in shown]
-            items = [_item(_part(row, rows.view) if rows.view else row, row["id"]) for row, _ in shown]
-            prompts = [prompt for _, prompt in shown]
-            return _Vectors(ids, self.encoder.encode(items, ids, show, **how | {"prompt": prompts}))
-        options: dict[str, Any] = {**how, "dtype": self.options.dtype, "show_progress": show}
-        return encode_collection(rows.seen(), self.encoder, self.folder / folder, sync=True, **options)
 
     def _sum(self, rows: Rows, role: Role) -> _Vectors:
         """Add the vectors of the parts of each row, L2-normalised."""
         total: dict[str, np.ndarray] = {}
-        for part in sorted(set[Part]().union(*rows.parts.values())):
-            for ids, vectors in self.of(replace(rows, view=part), role).batches():
+        for part in sorted(set[str]().union(*rows.parts.values())):
+            for ids, vectors in self.of(replace(rows, view=part), role).batches():  # type: ignore[arg-type]
                 for id_, vector in zip(ids.to_pylist(), vectors.astype(np.float32), strict=True):
                     total[id_] = total.get(id_, 0) + vector
         matrix = np.stack(list(total.values()))
         return _Vectors(list(total), matrix / np.linalg.norm(matrix, axis=1, keepdims=True))
 
-    def corpus(self, task: RetrievalTask) -> _Corpus:
-        """What a task searches."""
-        return _Corpus([self.of(rows) for rows in task.corpus], task.name)
-
-    def queries(self, task: RetrievalTask) -> np.ndarray:
+    def queries(self, cell: Cell) -> np.ndarray:
         """The vectors `(N, D)` of the queries that are scored."""
-        vectors = np.asarray(self.of(task.queries, "query").vectors(list(task.qrels)), dtype=np.float32)
-        return penalise_hubs(vectors, self.options.hubness_penalty)
+        return np.asarray(self.of(cell.queries, "query").vectors(list(cell.qrels)), dtype=np.float32)
+
+    def search(self, cells: Sequence[Cell], queries: Sequence[np.ndarray]) -> list[SearchResult]:
+        """Rank what cells of one corpus, and of the same candidates, search; in one pass over the corpus."""
+        corpus, among = self.of(cells[0].corpus), cells[0].candidates
+        if isinstance(among, Mapping):
+            ids, vectors = corpus.ids, np.concatenate([block for _, block in corpus.batches()]).astype(np.float32)
+            matrix, results = dict(zip(ids, vectors, strict=True)), []
+            for cell, asked in zip(cells, queries, strict=True):
+                rankings = []
+                for vector, names in zip(asked, map(among.__getitem__, cell.qrels), strict=True):
+                    scores = np.stack([matrix[name] for name in names]) @ vector
+                    order = np.argsort(-scores, kind="stable")
+                    rankings.append(([names[index] for index in order], scores[order]))
+                results.append(as_result(rankings))
+            return results
+        depth, device = max(_depth(cell, self.options) for cell in cells), self.encoder.device
+        found = search_exactly(corpus, np.concatenate(queries), depth, ids=among, device=device)  # type: ignore[arg-type]
+        ends = np.cumsum([len(each) for each in queries]).tolist()
+        parts = [slice(end - len(each), end) for end, each in zip(ends, queries, strict=True)]
+        return [SearchResult(found.ids[part], found.scores[part]) for part in parts]
+
+    def wins(self, cell: Cell) -> np.ndarray:
+        """Whether cos(f, f⁺) > cos(f′, f⁻) for each query, see `triplet_wins`; `(N,)` of 0 and 1."""
+        ids, variant = list(cell.qrels), (query := self.queries(cell)).copy()
+        if cell.variants is not None:
+            view = cell.variants.view
+            known = [id_ for id_, parts in cell.variants.parts.items() if view in (None, "sum") or view in parts]
+            if known:
+                variant[[ids.index(id_) for id_ in known]] = self.of(cell.variants, "query").vectors(known)
+        items = self.of(cell.corpus)
+        positive = items.vectors([next(iter(cell.qrels[id_])) for id_ in ids])
+        return (
+            triplet_wins(query, positive, items.vectors([cell.negatives[id_] for id_ in ids]), variant)
+            .double()
+            .numpy()
+        )
 
 
 @dataclass(frozen=True)
-class TaskScores:
-    """The ranks of the N scored queries of a task.
+class CellScores:
+    """The ranks of the N scored queries of a cell.
 
     Args:
-        task: The task.
-        ranks: `(N,)` rank of the best right candidate, from 1; the number of candidates if it was not found.
+        cell: The cell.
+        ranks: `(N,)` rank of the best right candidate, from 1; a number beyond all cut-offs if it was not found.
         results: The first candidates of each query.
         vectors: Of queries and corpus.
+        wins: `(N,)` whether the right candidate is nearer than the negative, for a cell with `negatives`.
     """
 
-    task: RetrievalTask
+    cell: Cell
     ranks: np.ndarray
     results: SearchResult = field(repr=False)
-    vectors: TaskVectors = field(repr=False)
+    vectors: CellVectors = field(repr=False)
+    wins: np.ndarray | None = None
 
     @cached_property
     def ids(self) -> list[str]:
         """The ids of the queries."""
-        return list(self.task.qrels)
+        return list(self.cell.qrels)
 
-    def metrics(self, ids: Iterable[str] | None = None) -> dict[str, Metric]:
-        """Hit rates and MRR of all queries or of some, with intervals and chance; empty without queries."""
-        index = [self._position[id_] for id_ in (self.ids if ids is None else ids)]
-        if not index:
-            return {}
-        counts = np.array([len(self.task.qrels[self.ids[position]]) for position in index])
-        options = self.vectors.options
-        how: dict[str, Any] = {"resamples": options.resamples, "seed": options.seed}
-        return score_ranks(self.ranks[index], counts, self.task.size, options.ks, options.mrr, **how)
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """`(N,)` how many candidates each query has."""
+        cell, among = self.cell, self.cell.candidates
+        whole = len(self.vectors.of(cell.corpus)) if among is None else len(among)
+        sizes = [len(among[id_]) if isinstance(among, Mapping) else whole for id_ in self.ids]
+        return np.array(sizes) - [len(cell.excluded.get(id_, ())) for id_ in self.ids]
 
     @cached_property
     def _position(self) -> dict[str, int]:
         return {id_: position for position, id_ in enumerate(self.ids)}
 
-    def spread(self, count: int, missed: bool = False) -> list[str]:
+    def metrics(self, ids: Iterable[str] | None = None) -> dict[str, Metric]:
+        """Hit rates and so on of all queries or of some, with intervals and chance; empty without queries."""
+        index = [self._position[id_] for id_ in (self.ids if ids is None else ids)]
+        if not index:
+            return {}
+        options = self.vectors.options
+        counts = np.array([len(self.cell.qrels[self.ids[position]]) for position in index])
+        sizes, how = self.sizes[index], {"resamples": options.resamples, "seed": options.seed}
+        metrics = score_ranks(self.ranks[index], counts, sizes, options.ks, options.mrr, **how)
+        if self.wins is not None:  # the symmetric protocol
+            wins = self.wins[index]
+            recall = np.mean([self.ranks[index] <= k for k in options.ks], axis=0)
+            chance = float(np.mean([metrics[f"hit_rate@{k}"].chance for k in options.ks]))
+            metrics = {
+                "average": Metric.from_values((recall + wins) / 2, (chance + 0.5) / 2, **how),
+                "mean_recall": Metric.from_values(recall, chance, **how),
+                "precision": Metric.from_values(wins, 0.5, **how),
+            } | metrics
+        return metrics if self.cell.published is None else {"published": metrics[self.cell.published]} | metrics
+
+    def score(self) -> Score:
+        """The scores of all queries."""
+        largest = int(self.sizes.max(initial=0))
+        return Score(self.cell.name, len(self.ids), largest, self.metrics(), dict(self.cell.labels))
+
+    def sample(self, count: int, missed: bool = False) -> list[str]:
         """The ids of some queries, evenly spaced; of those whose first candidate is wrong if `missed`."""
         ids = [id_ for id_, rank in zip(self.ids, self.ranks, strict=True) if not missed or rank > 1]
         count = min(count, len(ids))
@@ -329,63 +357,36 @@ class TaskScores:
     def examples(
         self, ids: Sequence[str], title: str | None = None, show: Callable[[str], Shown] | None = None
     ) -> list[Example]:
-        """The searches of some queries, with their first results and the rank among all candidates.
+        """The searches of some queries, with their first results.
 
         Args:
             ids: Of the queries.
-            title: Of each; None for the names of the task and the query.
+            title: Of each; None for the names of the cell and the query.
             show: How a candidate is shown; None for what is encoded.
         """
-        task, examples = self.task, []
-        show = show or (lambda name: Shown.from_item(task.candidate(name), f"candidate {name}"))
+        cell, examples = self.cell, []
+        show = show or (lambda name: Shown.from_item(cell.corpus.item(name), f"candidate {name}"))
         for id_ in ids:
             position = self._position[id_]
             ranked = zip(self.results.ids[position], self.results.scores[position].tolist(), strict=False)
-            found = [(name, score, name in task.qrels[id_]) for name, score in ranked if np.isfinite(score)]
+            found = [(name, score, name in cell.qrels[id_]) for name, score in ranked if np.isfinite(score)]
             # as in the ranks, a wrong candidate that ties with a right one comes first
             found.sort(key=lambda hit: hit[1] if hit[2] else hit[1] + tie_tolerance(torch.float32), reverse=True)
-            hits = [Hit(show(name), score, is_right) for name, score, is_right in found[:_SHOWN_RESULTS]]
-            query = Shown.from_item(task.queries.item(id_), f"query {id_}")
-            is_found = not set(task.qrels[id_]).isdisjoint(self.results.ids[position])
-            rank = int(self.ranks[position]) if is_found else self._rank_among_all(position)
-            examples.append(Example(query, hits, rank, task.size, title or f"{task.name} · {id_}"))
+            hits = [Hit(show(name), score, is_right) for name, score, is_right in found[:SHOWN_RESULTS]]
+            query = Shown.from_item(cell.queries.item(id_), f"query {id_}")
+            rank = int(self.ranks[position]) if any(is_right for _, _, is_right in found) else None
+            examples.append(Example(query, hits, rank, int(self.sizes[position]), title or f"{cell.name} · {id_}"))
         return examples
 
-    def _rank_among_all(self, position: int) -> int | None:
-        """The rank of the best right candidate of one query; None if there are many candidates."""
-        task, id_ = self.task, self.ids[position]
-        if sum(map(len, task.corpus)) > _MOST_RANKED:
-            return None
-        corpus, query = self.vectors.corpus(task), self._queries[position : position + 1]
-        found = search_exactly(corpus, query, task.size, ids=task.candidates, device=self.vectors.encoder.device)  # type: ignore[arg-type]
-        excluded = set(task.excluded.get(id_, ()))
-        ranked = zip(found.ids[0], found.scores[0].tolist(), strict=True)
-        kept = [(score, name in task.qrels[id_]) for name, score in ranked if name not in excluded]
-        if not any(is_right for _, is_right in kept):
-            return task.size
-        scores, relevant = (torch.tensor([column]) for column in zip(*kept, strict=True))
-        return int(rank_of_relevant(scores, relevant, tie_tolerance(torch.float32)))
 
-    @cached_property
-    def _queries(self) -> np.ndarray:
-        return self.vectors.queries(self.task)
-
-
-def evaluate_task(
-    encoder: ItemEncoder, task: RetrievalTask, out: str | Path, options: EvaluateOptions | None = None
-) -> TaskScores:
-    """Evaluate an encoder on one task; as `evaluate_tasks`."""
-    return evaluate_tasks(encoder, [task], out, options)[0]
-
-
-def evaluate_tasks(
-    encoder: ItemEncoder, tasks: Sequence[RetrievalTask], out: str | Path, options: EvaluateOptions | None = None
-) -> list[TaskScores]:
-    """Evaluate an encoder on tasks. Rows of one name are encoded once, and tasks on one corpus search it together.
+def evaluate_cells(
+    encoder: ItemEncoder, cells: Sequence[Cell], out: str | Path, options: EvaluateOptions | None = None
+) -> list[CellScores]:
+    """Evaluate an encoder on cells. Rows of one name are encoded once, and cells of one corpus search it together.
 
     Args:
         encoder: The model.
-        tasks: The tasks.
+        cells: The cells.
         out: Folder: vectors go to `collections`, the first candidates of each query to `runs` and the judgements to
             `qrels` (TREC files).
         options: How.
@@ -395,25 +396,20 @@ def evaluate_tasks(
         FileNotFoundError: An image is missing.
     """
     options = options or EvaluateOptions()
-    vectors = TaskVectors(encoder, Path(out) / "collections", options)
+    vectors = CellVectors(encoder, Path(out) / "collections", options)
     # the queries first: a model that does not take them says so before a large corpus is encoded
-    queries = [vectors.queries(task) for task in progress(tasks, "tasks", show=options.show_progress)]
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, task in enumerate(tasks):
-        if task.qrels:
-            groups.setdefault((*(rows.folder for rows in task.corpus), id(task.candidates)), []).append(number)
-    results: dict[int, SearchResult] = {}
-    for numbers in groups.values():
-        members = [tasks[number] for number in numbers]
-        corpus, together = vectors.corpus(members[0]), np.concatenate([queries[number] for number in numbers])
-        depth, device = max(_depth(task, options) for task in members), encoder.device
-        result = search_exactly(corpus, together, depth, ids=members[0].candidates, device=device)  # type: ignore[arg-type]
-        ends = np.cumsum([len(queries[number]) for number in numbers]).tolist()
-        for number, end in zip(numbers, ends, strict=True):
-            rows = slice(end - len(queries[number]), end)
-            results[number] = SearchResult(result.ids[rows], result.scores[rows])
-    nothing = SearchResult([], np.empty((0, 0), np.float32))
-    return [_score(task, results.get(number, nothing), vectors, Path(out)) for number, task in enumerate(tasks)]
+    shown = progress(cells, "cells", show=options.show_progress)
+    queries = [penalise_hubs(vectors.queries(cell), options.hubness_penalty) for cell in shown]
+    together: dict[tuple[Any, ...], list[int]] = {}
+    for number, cell in enumerate(cells):
+        if cell.qrels:
+            together.setdefault((cell.corpus.folder, id(cell.candidates)), []).append(number)
+    results = [SearchResult([], np.empty((0, 0), np.float32))] * len(cells)
+    for numbers in together.values():
+        found = vectors.search([cells[number] for number in numbers], [queries[number] for number in numbers])
+        for number, result in zip(numbers, found, strict=True):
+            results[number] = result
+    return [_score(cell, result, vectors, Path(out)) for cell, result in zip(cells, results, strict=True)]
 
 
 def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
@@ -431,60 +427,62 @@ def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
     return (moved / norms).astype(queries.dtype)
 
 
-def _depth(task: RetrievalTask, options: EvaluateOptions) -> int:
+def _depth(cell: Cell, options: EvaluateOptions) -> int:
     """How many candidates to find: a tie that is longer holds more wrong ones than the last cut-off."""
-    last = max(*options.ks, options.mrr or 1) + max(map(len, task.qrels.values()))
+    last = max(*options.ks, options.mrr or 1) + max(map(len, cell.qrels.values()))
     reranked = options.rerank_top if options.reranker is not None else 0
-    return max(last, reranked, task.run_depth, _SHOWN_RESULTS) + max(map(len, task.excluded.values()), default=0)
+    return max(last, reranked, cell.run_depth, SHOWN_RESULTS) + max(map(len, cell.excluded.values()), default=0)
 
 
-def _score(task: RetrievalTask, results: SearchResult, vectors: TaskVectors, out: Path) -> TaskScores:
+def _score(cell: Cell, results: SearchResult, vectors: CellVectors, out: Path) -> CellScores:
     """Rank the right candidates of each query among those found; write the run file."""
-    options, ids = vectors.options, list(task.qrels)
-    if task.excluded:
-        is_excluded = [
-            [name in task.excluded.get(id_, ()) for name in names] for id_, names in zip(ids, results.ids, strict=True)
-        ]
+    options, ids = vectors.options, list(cell.qrels)
+    if cell.excluded:
+        named = zip(ids, results.ids, strict=True)
+        is_excluded = [[name in cell.excluded.get(id_, ()) for name in names] for id_, names in named]
         results = results._replace(scores=np.where(is_excluded, -np.inf, results.scores))
     if options.reranker is not None and ids:
-        instructions = task.queries.instruction
-        by_query = None if instructions is None or isinstance(instructions, str) else instructions
-        items = [task.queries.item(id_) for id_ in ids]
-        top, show = options.rerank_top, options.show_progress
-        results = rerank(results, items, task.candidate, options.reranker, top, by_query, show)
-    ranks = torch.full((len(ids),), task.size)
-    if ids:
-        relevant = torch.tensor(
-            [[name in task.qrels[id_] for name in names] for id_, names in zip(ids, results.ids, strict=True)]
-        )
-        hit, scores = relevant.any(dim=1), torch.from_numpy(results.scores)
-        if hit.any():
-            ranks[hit] = rank_of_relevant(scores[hit], relevant[hit], tie_tolerance(torch.float32))
-    if task.run_depth:
-        _write_run(task, results, out)
-    return TaskScores(task, ranks.numpy(), results, vectors)
+        own = cell.queries.instruction
+        by_query = None if own is None or isinstance(own, str) else own
+        items, how = [cell.queries.item(id_) for id_ in ids], (options.rerank_top, by_query, options.show_progress)
+        results = rerank(results, items, cell.corpus.item, options.reranker, *how)
+    is_right = np.zeros(results.scores.shape, dtype=bool)
+    for row, id_, names in zip(is_right, ids, results.ids, strict=True):
+        row[: len(names)] = [name in cell.qrels[id_] for name in names]
+    ranks, hit = np.full(len(ids), 1 + is_right.shape[1]), is_right.any(axis=1)
+    if hit.any():
+        ranks[hit] = rank_of_relevant(results.scores[hit], is_right[hit], tie_tolerance(torch.float32)).numpy()
+    if cell.run_depth:
+        _write_run(cell, results, out)
+    return CellScores(cell, ranks, results, vectors, vectors.wins(cell) if cell.negatives else None)
 
 
-def _write_run(task: RetrievalTask, results: SearchResult, out: Path) -> None:
-    """Write the first candidates of each query, and the right ones."""
-    run, qrels = (out / folder / f"{task.name}.txt" for folder in ("runs", "qrels"))
-    for path in (run, qrels):
+def _write_run(cell: Cell, results: SearchResult, out: Path) -> None:
+    """Write the first candidates of each query, and the right ones, as TREC's tools read them.
+
+    Raises:
+        ValueError: An id holds white space.
+    """
+    run, qrels = [], []
+    for id_, names, scores in zip(cell.qrels, results.ids, results.scores.tolist(), strict=True):
+        ranked = [pair for pair in zip(names, scores, strict=False) if np.isfinite(pair[1])][: cell.run_depth]
+        run += [f"{id_} Q0 {name} {rank} {score!r} conjoin\n" for rank, (name, score) in enumerate(ranked, start=1)]
+        qrels += [f"{id_} 0 {name} 1\n" for name in sorted(cell.qrels[id_])]
+    for folder, lines, columns in (("runs", run, 6), ("qrels", qrels, 4)):
+        wrong = next((line for line in lines if len(line.split()) != columns), None)
+        if wrong is not None:
+            raise ValueError(f"{cell.name}: an id must be one word in a run file, got the line {wrong!r}")
+        path = out / folder / f"{cell.name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-    rankings = {
-        id_: [pair for pair in zip(names, scores, strict=True) if np.isfinite(pair[1])][: task.run_depth]
-        for id_, names, scores in zip(task.qrels, results.ids, results.scores.tolist(), strict=True)
-    }
-    with checksummed_path(run) as temporary:
-        write_run(temporary, rankings, "conjoin")
-    with checksummed_path(qrels) as temporary:
-        write_qrels(temporary, {id_: dict.fromkeys(sorted(right), 1) for id_, right in task.qrels.items()})
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def _item(row: Mapping[str, Any], id_: str) -> Any:  # noqa: ANN401 - an item
     return row_item({part: row[part] for part in PARTS if row.get(part) is not None}, f"item {id_!r}")
 
 
-def _part(row: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """One part of a row; a text without the marks of images."""
-    value = plain_text(row.get("image"), row["text"]) if part == "text" else row[part]
-    return {"id": row["id"], part: value}
+def _seen(row: Mapping[str, Any], view: str | None) -> Mapping[str, Any] | None:
+    """A row as a view shows it, its text without the marks of images; None if it lacks the part."""
+    if view is None or row.get(view) is None:
+        return row if view is None else None
+    return {"id": row["id"], view: plain_text(row.get("image"), row["text"]) if view == "text" else row[view]}
