@@ -32,8 +32,8 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MeritProducts, MeritTraining
-from conjoin.evaluation import TaskScores, bootstrap_ci
-from conjoin.evaluation.tasks.merit import evaluate_merit
+from conjoin.evaluation import CellScores, bootstrap_ci, evaluate_cells
+from conjoin.evaluation.tasks.merit import MeritOptions, merit_cells
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.input_types import INPUT_TYPES
@@ -192,18 +192,18 @@ class Bench:
         for input_type in inputs:
             encoder = ItemEncoder(model.eval(), self.processor, batch_size=64, input_type=input_type)
             with tempfile.TemporaryDirectory() as out:
-                scores = evaluate_merit(encoder, self.data, out, split=split)
+                (scores,) = evaluate_cells(encoder, merit_cells(MeritOptions(data=str(self.data), split=split)), out)
             own = _scores(scores) | {"ranks": scores.ranks.tolist()}
             found[f"R@1 {input_type}"] = own["R@1"]
             found = own | found
         return found
 
 
-def _scores(scores: TaskScores) -> dict[str, float]:
+def _scores(scores: CellScores) -> dict[str, float]:
     """R@k, MRR@10, and the mean R@1 over the subsets of each kind."""
     found = {name.replace("hit_rate", "R").replace("mrr", "MRR"): m.value for name, m in scores.metrics().items()}
     for kind in KINDS:
-        members = [ids for name, ids in scores.task.groups["subset"].items() if name.startswith(f"{kind}:") and ids]
+        members = [ids for name, ids in scores.cell.groups["subset"].items() if name.startswith(f"{kind}:") and ids]
         hit_rates = [scores.metrics(ids)["hit_rate@1"].value for ids in members]
         found[f"OOD {kind}"] = sum(hit_rates) / max(len(hit_rates), 1)
     return found

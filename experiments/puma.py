@@ -30,8 +30,8 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MbeirTraining, emoji_concepts, load_nli
-from conjoin.evaluation.task import EvaluateOptions, evaluate_tasks
-from conjoin.evaluation.tasks.mbeir import mbeir_tasks
+from conjoin.evaluation import EvaluateOptions, evaluate_cells
+from conjoin.evaluation.tasks.mbeir import MbeirOptions, mbeir_cells
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
@@ -150,13 +150,14 @@ def make_data(split: str) -> Path:
 
 
 def measure(model: MllmRetrieverModel, processor: Any, data: Path, **which: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Hit rates at 5 on the five cells: averages for each pool, and of each cell; `which` as `mbeir_tasks`."""
+    """Hit rates at 5 on the five cells: averages for each pool, and of each cell; `which` as `MbeirOptions`."""
     encoder = ItemEncoder(model.eval(), processor, batch_size=64)
     with tempfile.TemporaryDirectory() as out:
-        scores = evaluate_tasks(encoder, mbeir_tasks(data, cells=list(CELLS), **which), out, EvaluateOptions(ks=(5,)))
+        cells = mbeir_cells(MbeirOptions(data=str(data), cells=list(CELLS), **which))
+        scores = evaluate_cells(encoder, cells, out, EvaluateOptions(ks=(5,)))
     hits: dict[str, dict[str, Any]] = {"local": {}, "global": {}}
     for score in scores:
-        setting, cell = score.task.name.split("/")
+        setting, cell = score.cell.name.split("/")
         hits[setting][cell] = (score.ranks <= 5).tolist()
     found: dict[str, Any] = {name: float(np.mean([*map(np.mean, each.values())])) for name, each in hits.items()}
     found |= {CELLS[cell]: float(np.mean(each)) for cell, each in hits["local"].items()}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conjoin.data import load_triplets
-from conjoin.evaluation import best_ranks
+from conjoin.evaluation import best_ranks, triplet_wins
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.trainers import CachedFeatures, collate_features
 
@@ -23,6 +23,14 @@ WORDS = ("text_features", "attention_mask", "special_tokens_mask")
 
 Vectors = Mapping[str, Tensor]
 """Unit vectors `(N, d)` by view."""
+
+
+class Outcomes(NamedTuple):
+    """Whether each positive is nearer than the negative `(N,)`, its rank `(N,)`, and the candidates of each query."""
+
+    wins: Tensor
+    ranks: Tensor
+    pool: int
 
 
 @dataclass
@@ -69,6 +77,20 @@ class SceneTriplets:
         variant = query.clone()
         variant[self.varied] = vectors[3 * count :]
         return query, positive, negative, variant
+
+    def outcomes(self, vectors: Tensor, distractors: Tensor) -> Outcomes:
+        """Search each positive among the items of all triplets and the distractors; vectors have length 1."""
+        query, positive, negative, variant = self.roles(vectors)
+        wins, pool = (
+            triplet_wins(query, positive, negative, variant),
+            torch.cat([query, positive, negative, distractors]),
+        )
+        labels = torch.full((len(pool),), -1)
+        labels[len(query) : 2 * len(query)] = torch.arange(len(query))
+        ranks = (
+            best_ranks(query, pool, torch.arange(len(query)), labels) - 1
+        )  # less the query itself, which is nearest
+        return Outcomes(wins, ranks, len(pool) - 1)
 
     def text_to_image_ranks(self, views: Vectors, distractors: Vectors) -> Tensor:
         """The rank of the query's picture, searched among all queries' and distractors' by the positive's text."""

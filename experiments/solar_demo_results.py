@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scene_features import SceneTriplets, Vectors, embed_features, tower_vectors
+from scene_features import Outcomes, SceneTriplets, Vectors, embed_features, tower_vectors
 from scene_truth import draw_scene_scores, score_intersection, score_scenes
 from torch import Tensor
 
@@ -21,14 +21,10 @@ from conjoin.evaluation import (
     Metric,
     Results,
     Shown,
-    Symmetric,
-    SymmetricOutcomes,
     Table,
-    TripletVectors,
     bootstrap_ci,
-    evaluate_symmetric,
     picture,
-    symmetric_outcomes,
+    score_symmetric,
 )
 from conjoin.evaluation.results import TableRow
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -137,16 +133,12 @@ def demo_results(runs: DemoRuns, sizes: Mapping[str, int], folder: Path) -> Resu
     """
     model, seed = runs.models[STAGE1], runs.args.seed
     vectors, recall = runs.vectors()
-    scores = {
-        (run, name): _symmetric(triplets, parts[name], parts[""], seed)
-        for run, parts in vectors.items()
-        for name, triplets in runs.sets.items()
-    }
     outcomes = {
-        (run, name): symmetric_outcomes(TripletVectors(*triplets.roles(parts[name])), [parts[""]])
+        (run, name): triplets.outcomes(parts[name], parts[""])
         for run, parts in vectors.items()
         for name, triplets in runs.sets.items()
     }
+    scores = {key: _symmetric(runs.sets[key[1]].kinds, outcome, seed) for key, outcome in outcomes.items()}
     examples, note = _searches(runs, vectors, outcomes)
     for name in runs.sets:
         _draw_scores(runs, name, seed, folder.parent / "pictures")
@@ -164,10 +156,14 @@ def demo_results(runs: DemoRuns, sizes: Mapping[str, int], folder: Path) -> Resu
         dataset={"name": "scenes of Twemoji (CC BY 4.0) and OpenMoji (CC BY-SA 4.0)", **sizes},
         config={run: _settings(trainer) for run, trainer in runs.trainers.items()},
         headline=[
-            Headline(run, scores[run, "known"].metrics["average"], "symmetric Avg, known objects")
+            Headline(run, scores[run, "known"]["average"], "symmetric Avg, known objects")
             for run in (TOWERS, f"{BASELINE}, score fusion", SHOWN)
         ],
-        tables=[*(_table(name, scores, recall) for name in runs.sets), _differences(outcomes, seed), _masks(runs)],
+        tables=[
+            *(_table(name, scores, recall, outcomes[TOWERS, name].pool) for name in runs.sets),
+            _differences(outcomes, seed),
+            _masks(runs),
+        ],
         curves=_curves(runs),
         examples=examples,
         examples_note=note,
@@ -184,28 +180,33 @@ def _settings(trainer: RetrievalTrainer) -> dict[str, Any]:
     }
 
 
-def _symmetric(triplets: SceneTriplets, vectors: Tensor, distractors: Tensor, seed: int) -> Symmetric:
-    embedded = TripletVectors(*triplets.roles(vectors), kinds=triplets.kinds)
-    return evaluate_symmetric(embedded, [distractors], seed=seed)
+def _symmetric(kinds: Sequence[str | None], outcome: Outcomes, seed: int) -> dict[str, Metric]:
+    """The metrics of a run, and the precision of each kind of negative."""
+    metrics = score_symmetric(outcome.ranks, outcome.wins, outcome.pool, seed=seed)
+    for kind in KINDS:
+        wins = outcome.wins[torch.tensor([other == kind.replace(" ", "_") for other in kinds])].double()
+        metrics |= {f"precision, {kind}": Metric.from_values(wins, 0.5, seed=seed)} if len(wins) else {}
+    return metrics
 
 
-def _table(name: str, scores: Mapping[tuple[str, str], Symmetric], recall: Mapping[tuple[str, str], float]) -> Table:
+def _table(
+    name: str, scores: Mapping[tuple[str, str], dict[str, Metric]], recall: Mapping[tuple[str, str], float], pool: int
+) -> Table:
     """One row per run; intervals for Avg and Precision only."""
     chosen = {run: result for (run, of), result in scores.items() if of == name}
     rows: list[TableRow] = []
     for run, result in chosen.items():
-        values = {key: Metric(each.value) for key, each in result.metrics.items()}
-        average, precision = (result.metrics[key] for key in ("average", "precision"))
+        values = {key: Metric(each.value) for key, each in result.items()}
+        average, precision = (result[key] for key in ("average", "precision"))
         main = [Metric(each.value, each.low, each.high) for each in (average, precision)]
         kinds = [values.get(f"precision, {kind}") for kind in KINDS]
         text = Metric(recall[run, name]) if (run, name) in recall else None
         rows.append([run, *main, *kinds, values["mean_recall"], text])
     columns = ["", "Avg", "Precision", *KINDS.values(), "mR", "T→I"]
-    pool = next(iter(chosen.values())).pool
     return Table(f"Symmetric retrieval, {NAMES[name]}", columns, rows, TABLE_NOTE.format(pool=pool))
 
 
-def _differences(outcomes: Mapping[tuple[str, str], SymmetricOutcomes], seed: int) -> Table:
+def _differences(outcomes: Mapping[tuple[str, str], Outcomes], seed: int) -> Table:
     """Paired differences, triplet by triplet."""
     rows: list[TableRow] = []
     for name in NAMES:
@@ -215,7 +216,7 @@ def _differences(outcomes: Mapping[tuple[str, str], SymmetricOutcomes], seed: in
     return Table("Paired differences", ["", "scenes", "Avg", "Precision"], rows, DIFFERENCES_NOTE)
 
 
-def _values(outcomes: SymmetricOutcomes) -> tuple[Tensor, Tensor]:
+def _values(outcomes: Outcomes) -> tuple[Tensor, Tensor]:
     """Avg and Precision `(N,)` of each triplet."""
     wins = outcomes.wins.double()
     recall = torch.stack([(outcomes.ranks <= k).double() for k in (1, 5, 10)]).mean(0)
@@ -247,7 +248,7 @@ def _masks(runs: DemoRuns) -> Table:
 
 
 def _searches(
-    runs: DemoRuns, vectors: Mapping[str, Parts], outcomes: Mapping[tuple[str, str], SymmetricOutcomes]
+    runs: DemoRuns, vectors: Mapping[str, Parts], outcomes: Mapping[tuple[str, str], Outcomes]
 ) -> tuple[list[Example], str]:
     """Show, for each set, what both find for the first query that `SHOWN` answers and the towers do not."""
     examples: list[Example] = []

@@ -12,8 +12,6 @@ from solar_scenes import SETS, Scenes
 from solar_training import Trained
 from torch import Tensor
 
-from conjoin.evaluation import TripletVectors, symmetric_outcomes
-
 Readouts = Mapping[str, Callable[[Vectors], Tensor]]
 
 READOUTS: Readouts = {
@@ -89,7 +87,6 @@ def _outcomes(triplets: SceneTriplets, views: Vectors, distractors: Vectors, rea
     """Per triplet: the kind of the negative, and by readout whether Precision counts it, and the positive's rank."""
     found = {}
     for name, readout in readouts.items():
-        vectors = TripletVectors(*triplets.roles(F.normalize(readout(views), dim=1)))
-        outcome = symmetric_outcomes(vectors, [F.normalize(readout(distractors), dim=1)])
+        outcome = triplets.outcomes(F.normalize(readout(views), dim=1), F.normalize(readout(distractors), dim=1))
         found[name] = {"wins": outcome.wins.int().tolist(), "ranks": outcome.ranks.tolist()}
     return {"kinds": triplets.kinds, "pool": outcome.pool, "readouts": found}

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.manifold import TSNE
 
-from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
-from conjoin.evaluation.tasks.mbeir import mbeir_tasks
+from conjoin.evaluation import Cell, CellScores, Rows, evaluate_cells
+from conjoin.evaluation.tasks.mbeir import MbeirOptions, mbeir_cells
 from conjoin.retrieval import load_encoder
 
 _COLOURS = {"text": "#0072b2", "image": "#d55e00", "image + text": "#009e73"}
@@ -52,7 +52,7 @@ class _Candidate(NamedTuple):
     task: str
 
 
-def vector_map(scores: Sequence[TaskScores]) -> Image.Image:
+def vector_map(scores: Sequence[CellScores]) -> Image.Image:
     """Reduce right candidates to two dimensions by t-SNE of their cosine distances.
 
     The colour is the candidate's modality. The shape is the kind of task: the modalities of query and candidate, which
@@ -77,7 +77,7 @@ def vector_map(scores: Sequence[TaskScores]) -> Image.Image:
     return _draw(points, chosen)
 
 
-def _sample(scores: Sequence[TaskScores], seed: int) -> list[_Candidate]:
+def _sample(scores: Sequence[CellScores], seed: int) -> list[_Candidate]:
     """A right candidate of each of some queries, as many of each task, by part of the corpus; each candidate once."""
     random = np.random.default_rng(seed)
     share = max(1, _SHOWN // len(scores))
@@ -85,21 +85,16 @@ def _sample(scores: Sequence[TaskScores], seed: int) -> list[_Candidate]:
     for each in scores:
         asked = random.choice(len(each.ids), min(share, len(each.ids)), replace=False)
         for query in (each.ids[position] for position in asked):
-            candidate = _candidate(each.task, query)
+            candidate = _candidate(each.cell, query)
             chosen.setdefault((candidate.rows.folder, candidate.id), candidate)
     return [chosen[key] for key in sorted(chosen)]
 
 
-def _candidate(task: RetrievalTask, query: str) -> _Candidate:
+def _candidate(cell: Cell, query: str) -> _Candidate:
     """The first right candidate of a query."""
-    id_ = min(task.qrels[query])
-    for rows in task.corpus:
-        try:
-            modality = _modality(rows.row(id_))
-        except KeyError:
-            continue
-        return _Candidate(rows, id_, modality, f"{_modality(task.queries.row(query))} to {modality}")
-    raise ValueError(f"{task.name}: the right candidate {id_!r} of {query!r} is not in the corpus")
+    id_ = min(cell.qrels[query])
+    modality = _modality(cell.corpus.row(id_))
+    return _Candidate(cell.corpus, id_, modality, f"{_modality(cell.queries.row(query))} to {modality}")
 
 
 def _modality(row: Mapping[str, Any]) -> str:
@@ -144,9 +139,8 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", help="such as oven_task8 (default: all 16)")
     parser.add_argument("--out", type=Path, required=True, help="the picture; the vectors are kept beside it")
     args = parser.parse_args()
-    tasks = mbeir_tasks(args.data, cells=args.cells, settings=["global"])
-    folder = args.out.with_suffix("")
-    vector_map(evaluate_tasks(load_encoder(args.model), tasks, folder, EvaluateOptions())).save(args.out)
+    cells = mbeir_cells(MbeirOptions(data=args.data, cells=args.cells, pools=["global"]))
+    vector_map(evaluate_cells(load_encoder(args.model), cells, args.out.with_suffix(""))).save(args.out)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from conjoin.evaluation.results import Results, Table, read_qrels, write_qrels
+from conjoin.evaluation.results import Results, Table
 from conjoin.hub import load_model
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import write_mined
@@ -44,21 +44,17 @@ def make_stock(folder):
 
 def make_texts(folder):
     folder.mkdir()
-    Results("title", "summary", 0, tables=[Table("t", ["a"], [["x"], [0.5]])]).save(folder / "results.json")
-    write_qrels(folder / "qrels.txt", {"q1": {"a": 1}, "q2": {"b": 2}})
-    write_qrels(folder / "more.txt", {"q3": {"a": 1, "c": 1}, "q4": {"d": 3}})
-    write_checksums(folder, ["results.json", "qrels.txt", "more.txt"])
-
-
-def read_texts(folder):
-    return Results.load(folder / "results.json"), *(read_qrels(folder / name) for name in ("qrels.txt", "more.txt"))
+    names = [f"{number}.json" for number in range(4)]
+    for name in names:
+        Results(name, "summary", 0, tables=[Table("t", ["a"], [["x"], [0.5]])]).save(folder / name)
+    write_checksums(folder, names)
 
 
 KINDS = {
     "mined negatives": (make_mined, read_mined),
     "a model": (None, read_model),
     "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint),
-    "an evaluation": (make_texts, read_texts),
+    "an evaluation": (make_texts, lambda folder: [Results.load(path) for path in sorted(folder.glob("*.json"))]),
 }
 
 

@@ -94,8 +94,8 @@ def test_scenes_are_made_and_a_model_is_evaluated_on_them(run, tmp_path):
     assert (
         conjoin([*command, "--distractors", str(scenes / "distractors.parquet"), "--out", str(tmp_path / "out")]) == 0
     )
-    (scores,) = json.loads((tmp_path / "out" / "results.json").read_text())["symmetric"]
-    assert scores["pool"] == 3 * 12 - 1 + 10
+    (scores,) = json.loads((tmp_path / "out" / "results.json").read_text())["scores"]
+    assert scores["candidates"] == 3 * 12 - 1 + 10
 
 
 ROWS = ["towers", "GCL", "Mixed, own miner only", "GCL + stage 2, true masks"]

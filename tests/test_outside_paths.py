@@ -10,7 +10,7 @@ import pytest
 from conjoin.cli.main import main
 from conjoin.data import MbeirCandidates, load_pairs
 from conjoin.evaluation.report.search_page import write_search_page
-from conjoin.evaluation.tasks.mmeb import evaluate_mmeb
+from conjoin.evaluation.tasks.mmeb import MmebOptions, mmeb_cells
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -125,7 +125,7 @@ def test_benchmarks_name_files_in_their_folder(up, folder):
     (folder / "A").mkdir()
     (folder / "A" / "test.jsonl").write_text(json.dumps(row) + "\n")
     with guarded(up), pytest.raises(ValueError, match=r"row 0: the path .* leaves the folder"):
-        evaluate_mmeb(tiny_encoder(), folder, subsets=["A"])
+        mmeb_cells(MmebOptions(data=str(folder), subsets=["A"]))
 
 
 @pytest.mark.parametrize("allowed", [False, True])

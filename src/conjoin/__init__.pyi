@@ -12,15 +12,7 @@ from conjoin.data import (
     merit_queries as merit_queries,
     symmetric_triplets as symmetric_triplets,
 )
-from conjoin.evaluation import (
-    TripletVectors as TripletVectors,
-    evaluate_combinations as evaluate_combinations,
-    evaluate_symmetric as evaluate_symmetric,
-    render_report as render_report,
-)
-from conjoin.evaluation.tasks.mbeir import evaluate_mbeir as evaluate_mbeir
-from conjoin.evaluation.tasks.merit import evaluate_merit as evaluate_merit
-from conjoin.evaluation.tasks.symmetric import evaluate_triplets as evaluate_triplets
+from conjoin.evaluation import evaluate as evaluate, render_report as render_report
 from conjoin.hub import export as export, load_model as load_model
 from conjoin.losses import (
     gcl as gcl,

@@ -6,7 +6,8 @@ import pytest
 
 from conjoin.cli import evaluate
 from conjoin.cli.main import make_parser
-from conjoin.evaluation.tasks import NAMES, load_benchmark
+from conjoin.evaluation import find_task
+from conjoin.evaluation.tasks import TASKS
 
 
 def parsers(parser):
@@ -21,10 +22,10 @@ def parsers(parser):
 
 def of_benchmark(name):
     """The options of `conjoin evaluate --benchmark NAME`."""
-    return evaluate._parser("", load_benchmark(name))
+    return evaluate._parser("", find_task(name))
 
 
-EVALUATE = {f"conjoin evaluate --benchmark {name}": of_benchmark(name) for name in NAMES}
+EVALUATE = {f"conjoin evaluate --benchmark {name}": of_benchmark(name) for name in TASKS}
 ALL = {name: parser for name, parser in parsers(make_parser()).items() if name != "conjoin evaluate"} | EVALUATE
 
 

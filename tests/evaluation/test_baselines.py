@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, evaluate_tasks
+from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
 from conjoin.evaluation.benchmark import baseline_table, tower_encoder
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
@@ -30,19 +30,20 @@ def items(name, count, shift=0):
 
 def scores_of(encoder, tmp_path, options):
     queries, corpus = items("q", 4, 3), items("c", 6)
-    both = RetrievalTask("both", queries, (corpus,), {f"q{n}": [f"c{n}"] for n in range(4)})
+    both = Cell("both", queries, corpus, {f"q{n}": [f"c{n}"] for n in range(4)})
     words = Rows("words", [{"id": f"w{n}", "text": f"a thing {n}"} for n in range(4)])
     pictures = Rows("pictures", [{"id": f"p{n}", "image": Image.new("RGB", (5, 5), (n, 9, 9))} for n in range(4)])
-    across = RetrievalTask("across", words, (pictures,), {f"w{n}": [f"p{n}"] for n in range(4)})
-    return evaluate_tasks(encoder, [both, across], tmp_path, options)
+    across = Cell("across", words, pictures, {f"w{n}": [f"p{n}"] for n in range(4)})
+    return evaluate_cells(encoder, [both, across], tmp_path, options)
 
 
 def test_a_table_of_views_of_the_tasks_that_have_them(tmp_path):
     encoder = tiny_encoder()
     scores = scores_of(encoder, tmp_path, EvaluateOptions(baselines=True))
     table = baseline_table(scores)
-    assert [row[:3] for row in table.rows] == [
-        ["both", label, 4] for label in ("this model", "text alone", "picture alone", "sum of views", "random order")
+    assert [row[:4] for row in table.rows] == [
+        ["both", label, 4, 6]
+        for label in ("this model", "text alone", "picture alone", "sum of views", "random order")
     ]
     queries, corpus = items("q", 4, 3).rows, items("c", 6).rows
     vectors = {
@@ -53,7 +54,7 @@ def test_a_table_of_views_of_the_tasks_that_have_them(tmp_path):
     for row, view in zip(table.rows[1:4], ("text", "image", "sum"), strict=True):
         found = vectors[view][0] @ vectors[view][1].T
         ranks = (found >= np.diagonal(found)[:, None] - 1e-6).sum(1)
-        assert row[3].value == (ranks == 1).mean() and row[6].value == pytest.approx((1 / ranks).mean())
+        assert row[4].value == (ranks == 1).mean() and row[7].value == pytest.approx((1 / ranks).mean())
 
 
 @pytest.mark.parametrize(("baselines", "most", "scored"), [(None, 18, True), (None, 17, False), (False, 99, False)])

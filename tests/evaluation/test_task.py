@@ -1,22 +1,13 @@
 """The loop of all benchmarks: what is right, ties, exclusion, several corpora, views and examples."""
 
-from argparse import Namespace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from conjoin.evaluation import (
-    EvaluateOptions,
-    RetrievalTask,
-    Rows,
-    evaluate_task,
-    evaluate_tasks,
-    run_tasks,
-    task_results,
-)
-from conjoin.evaluation.report.page import task_examples
+from conjoin.evaluation import Cell, EvaluateOptions, Rows, Task, evaluate, evaluate_cells
+from conjoin.evaluation.benchmark import task_examples
 from conjoin.evaluation.task import penalise_hubs
-from conjoin.storage import check_checksums
 from tiny_letters import count_letters, count_letters_and_red, letters_encoder
 
 
@@ -30,16 +21,18 @@ def rows(name, texts):
 
 
 QUERIES = rows("queries", {"q1": "a", "q2": "ab", "q3": "z"})
-FIRST = rows("first", {"c1": "a", "c2": "aab", "c3": "b"})
-SECOND = rows("second", {"d1": "aaa", "d2": "ab"})
+CORPUS = rows("corpus", {"c1": "a", "c2": "aab", "c3": "b", "d1": "aaa", "d2": "ab"})
 QRELS = {"q1": ["c2"], "q2": ["c3", "d2"], "q3": ["c1"]}
 
 
-def test_ranks_over_several_corpora(encoder, tmp_path):
-    task = RetrievalTask("words", QUERIES, (FIRST, SECOND), QRELS)
-    scores = evaluate_task(encoder, task, tmp_path)
+def evaluate_one(encoder, cell, tmp_path, options=None):
+    return evaluate_cells(encoder, [cell], tmp_path, options)[0]
+
+
+def test_ranks(encoder, tmp_path):
+    scores = evaluate_one(encoder, Cell("words", QUERIES, CORPUS, QRELS), tmp_path)
     # a: c1 and d1 are equal and better than c2; ab: d2 is exact; z: all tie at 0, which is the last rank
-    assert scores.ranks.tolist() == [3, 1, 5] and task.size == 5
+    assert scores.ranks.tolist() == [3, 1, 5] and scores.sizes.tolist() == [5, 5, 5]
     assert scores.metrics()["hit_rate@1"].value == pytest.approx(1 / 3)
     assert scores.metrics()["hit_rate@1"].chance == pytest.approx((1 + 2 + 1) / 15)
     assert scores.metrics(["q1"])["mrr@10"].value == pytest.approx(1 / 3)
@@ -47,36 +40,47 @@ def test_ranks_over_several_corpora(encoder, tmp_path):
 
 
 def test_candidates_and_exclusion(encoder, tmp_path):
-    part = RetrievalTask("part", QUERIES, (FIRST, SECOND), {"q1": ["c2"]}, candidates=["c2", "c3"])
-    without = RetrievalTask("without", QUERIES, (FIRST, SECOND), {"q1": ["c2"]}, excluded={"q1": ["c1", "d1"]})
-    found = evaluate_tasks(encoder, [part, without], tmp_path)
-    assert found[0].ranks.tolist() == [1] and part.size == 2
-    assert found[1].ranks.tolist() == [1]  # c1 and d1 were better
+    right = {"q1": ["c2"]}
+    cells = {
+        "part": Cell("part", QUERIES, CORPUS, right, candidates=["c2", "c3"]),
+        "own": Cell("own", QUERIES, CORPUS, right | {"q2": ["d2"]}, {"q2": ["c1", "d2"], "q1": ["d1", "c2", "c3"]}),
+        "without": Cell("without", QUERIES, CORPUS, right, excluded={"q1": ["c1", "d1"]}),
+    }
+    found = dict(zip(cells, evaluate_cells(encoder, list(cells.values()), tmp_path), strict=True))
+    assert {name: scores.ranks.tolist() for name, scores in found.items()} == {
+        "part": [1],
+        "own": [2, 1],
+        "without": [1],
+    }
+    assert {name: scores.sizes.tolist() for name, scores in found.items()} == {
+        "part": [2],
+        "own": [3, 2],
+        "without": [3],
+    }
+    assert found["own"].results.ids[0] == ["d1", "c2", "c3"]
 
 
 def test_rows_of_one_name_are_encoded_once_and_kept(encoder, tmp_path):
-    tasks = [RetrievalTask(name, QUERIES, (FIRST, SECOND), QRELS) for name in ("one", "two")]
-    evaluate_tasks(encoder, tasks, tmp_path)
+    cells = [Cell(name, QUERIES, CORPUS, QRELS) for name in ("one", "two")]
+    evaluate_cells(encoder, cells, tmp_path)
     assert encoder.model.rows == 8
     again = letters_encoder(count_letters_and_red)
-    evaluate_tasks(again, tasks, tmp_path)
+    evaluate_cells(again, cells, tmp_path)
     assert again.model.rows == 0
 
 
-def test_examples_have_the_rank_among_all_candidates(encoder, tmp_path):
+def test_examples_are_spread_and_show_misses(encoder, tmp_path):
     many = rows("many", {f"m{n}": "a" * n + "b" * (40 - n) for n in range(41)})
-    task = RetrievalTask("words", rows("one", {"q": "a", "p": "b"}), (many,), {"q": ["m2"], "p": ["m0"]})
-    scores = evaluate_task(encoder, task, tmp_path, EvaluateOptions(ks=(1,), mrr=None))
-    assert scores.ranks.tolist() == [41, 1]  # beyond what was searched
-    (example,) = scores.examples(["q"])
-    assert example.rank == 39 and example.gallery == 41 and [hit.correct for hit in example.results] == [False] * 5
-    assert scores.spread(5, missed=True) == ["q"]
-    assert [each.title for each in task_examples([scores])] == ["words · q", "words · p"]
+    cell = Cell("words", rows("one", {"q": "a", "p": "b"}), many, {"q": ["m2"], "p": ["m0"]})
+    scores = evaluate_one(encoder, cell, tmp_path, EvaluateOptions(ks=(1,), mrr=None))
+    missed, found = task_examples([scores])
+    assert (missed.title, missed.rank, missed.gallery) == ("words · q", None, 41)  # beyond what was searched
+    assert [hit.correct for hit in missed.results] == [False] * 5 and (found.title, found.rank) == ("words · p", 1)
 
 
 def test_a_right_candidate_that_ties_has_no_tick(encoder, tmp_path):
     same = rows("same", {f"s{n}": "ab" for n in range(9)})
-    scores = evaluate_task(encoder, RetrievalTask("ties", rows("one", {"q": "ab"}), (same,), {"q": ["s0"]}), tmp_path)
+    scores = evaluate_one(encoder, Cell("ties", rows("one", {"q": "ab"}), same, {"q": ["s0"]}), tmp_path)
     (example,) = scores.examples(["q"])
     assert example.rank == 9 and not any(hit.correct for hit in example.results)
 
@@ -91,7 +95,7 @@ def test_each_query_is_encoded_with_its_instruction(tmp_path):
     queries = Rows("queries", [{"id": f"2:{n}", "text": "abcd"[n]} for n in range(4)], ["u", "v", "u", "v"])
     corpus = Rows("corpus", [{"id": letter, "text": letter} for letter in "abcd"])
     qrels = {f"2:{n}": ["abcd"[n]] for n in range(4)}
-    scores = evaluate_task(letters_encoder(instructed), RetrievalTask("t", queries, (corpus,), qrels), tmp_path)
+    scores = evaluate_one(letters_encoder(instructed), Cell("t", queries, corpus, qrels), tmp_path)
     assert sorted(seen) == [("u", "a"), ("u", "c"), ("v", "b"), ("v", "d")]
     assert scores.ranks.tolist() == [1, 1, 1, 1]
 
@@ -118,31 +122,40 @@ def test_parts_of_items(encoder, tmp_path):
 
     queries = Rows("q", [{"id": "q", "image": red(250), "text": "a"}])
     corpus = Rows("c", [{"id": "1", "image": red(250), "text": "b"}, {"id": "2", "text": "a"}])
-    task = RetrievalTask("both", queries, (corpus,), {"q": ["1"]})
-    full, text, image, both = evaluate_tasks(
-        encoder, [task, *(task.seen_as(view) for view in ("text", "image", "sum"))], tmp_path
+    cell = Cell("both", queries, corpus, {"q": ["1"]})
+    full, text, image, both = evaluate_cells(
+        encoder, [cell, *(cell.seen_as(view) for view in ("text", "image", "sum"))], tmp_path
     )
     assert [scores.ranks.tolist() for scores in (full, text, image)] == [[1], [2], [1]]
     # the sum has unit vectors: red + a finds red + b no better than a
     np.testing.assert_allclose(both.results.scores[0], [np.sqrt(0.5), 0.5], atol=1e-6)
 
 
-def test_a_benchmark_is_its_data_and_a_table(encoder, tmp_path):
-    def tasks(args):
+def test_a_benchmark_is_its_cells(encoder, tmp_path):
+    @dataclass
+    class Words:
+        depth: int
+
+    def cells(options):
         groups = {"length": {"one letter": ["q1", "q3"], "two letters": ["q2"]}}
-        return [RetrievalTask("words", QUERIES, (FIRST, SECOND), QRELS, groups=groups, run_depth=3)]
+        return [Cell("words", QUERIES, CORPUS, QRELS, groups=groups, run_depth=options.depth)]
 
-    def report(scores, args):
-        return task_results("Words", "Words search words.", scores)
-
-    results = run_tasks(tasks, report, ks=(1, 3))(encoder, Namespace(seed=4, quiet=True), tmp_path)
-    tasks_table, by_length = results.tables
+    task = Task("words", "Words", "Words search words.", Words, cells, ks=(1, 3), notes={"length": "Of the query."})
+    results = evaluate(encoder, task, tmp_path, EvaluateOptions(seed=4), depth=3)
+    scores, by_length = results.tables
     assert (results.title, results.seed, results.headline[0].label) == ("Words", 4, "words, R@1")
-    assert tasks_table.columns == ["task", "n", "candidates", "R@1", "R@3", "MRR@10"]
-    assert tasks_table.rows[0][:3] == ["words", 3, 5] and tasks_table.rows[0][4].value == pytest.approx(2 / 3)
+    assert (results.benchmark, results.dataset) == ("words", {"depth": 3})
+    assert scores.columns == ["", "n", "candidates", "R@1", "R@3", "MRR@10"]
+    assert scores.rows[0][:3] == ["words", 3, 5] and scores.rows[0][4].value == pytest.approx(2 / 3)
     assert [row[:2] for row in by_length.rows] == [["one letter", 2], ["two letters", 1]]
+    assert by_length.note == "Of the query." and len(results.examples) == 3
     assert (tmp_path / "runs/words.txt").read_text().splitlines()[0].split()[:4] == ["q1", "Q0", "c1", "1"]
     assert (tmp_path / "qrels/words.txt").read_text().splitlines()[1] == "q2 0 c3 1"
-    for folder in ("runs", "qrels"):
-        check_checksums(tmp_path / folder, "again", ["words.txt"])
-    assert len(results.examples) == 3
+    with pytest.raises(ValueError, match=r"benchmark 'merti'; did you mean 'merit'\? expected one of \['emoji', "):
+        evaluate(encoder, "merti", tmp_path)
+
+
+def test_ids_of_a_run_file_are_one_word(encoder, tmp_path):
+    cell = Cell("words", rows("q", {"q 1": "a"}), CORPUS, {"q 1": ["c1"]}, run_depth=3)
+    with pytest.raises(ValueError, match="words: an id must be one word in a run file, got the line 'q 1 Q0 c1"):
+        evaluate_cells(encoder, [cell], tmp_path)

@@ -11,7 +11,7 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from conjoin.evaluation import EvaluateOptions
-from conjoin.evaluation.task import RetrievalTask, Rows, evaluate_task
+from conjoin.evaluation.task import Cell, Rows, evaluate_cells
 from conjoin.retrieval import (
     Collection,
     Miner,
@@ -138,9 +138,9 @@ def test_anchors_of_the_corpus_itself_are_queries(prompted, tmp_path):
 @pytest.mark.parametrize("prompt", [None, "zzz "])
 def test_evaluation(prompt, prompted, tmp_path):
     queries = [{"id": query, "text": query} for query in QUERIES]
-    task = RetrievalTask("t", Rows("queries", queries), (Rows("corpus", ROWS),), {query: ["r0"] for query in QUERIES})
+    cell = Cell("t", Rows("queries", queries), Rows("corpus", ROWS), {query: ["r0"] for query in QUERIES})
     encoder = load_encoder(prompted[0], device="cpu")
-    scores = evaluate_task(encoder, task, tmp_path, EvaluateOptions(ks=(1, 6), prompt=prompt))
+    (scores,) = evaluate_cells(encoder, [cell], tmp_path, EvaluateOptions(ks=(1, 6), prompt=prompt))
     ids, expected = ranked(prompted[1], prompt=prompt)
     assert scores.results.ids == ids
     np.testing.assert_allclose(scores.results.scores, expected, atol=1e-5)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     out = check_out(args.out)
 
-    from conjoin.evaluation.report.page import format_results, render_report
+    from conjoin.evaluation import format_results, render_report
     from conjoin.hub import load_embedder, load_model
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.processing.sentence_files import write_json_file

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    import datasets
+
     from conjoin.evaluation import Metric, Results, Table
-    from conjoin.evaluation.tasks.emoji import EmojiScores
 
 DEMO = "sample/demo.yaml"
 TOWERS = "frozen towers"
@@ -18,7 +19,7 @@ TRAINED = {"both adapters": (DEMO, ["--freeze", "null"]), "joint encoder": ("gcl
 DIRECTIONS = {
     "text → image, R@10": ("text", "image", "hit_rate@10"),
     "image → image, R@1": ("image", "image", "hit_rate@1"),
-    "image + text → image, R@1": ("image,text", "image", "hit_rate@1"),
+    "image + text → image, R@1": ("image+text", "image", "hit_rate@1"),
     "text → text, R@1": ("text", "text", "hit_rate@1"),
 }
 """Query, candidates and metric of each row of the comparison."""
@@ -32,7 +33,7 @@ NOTE = (
 def compare_models(
     trainer: Any,  # noqa: ANN401 - a `RetrievalTrainer` on cached features
     processor: Any,  # noqa: ANN401
-    scores: "EmojiScores",
+    rows: "tuple[datasets.Dataset, datasets.Dataset]",
     results: "Results",
     flags: Sequence[str],
     folder: Path,
@@ -42,7 +43,7 @@ def compare_models(
     Args:
         trainer: Of the demo's model.
         processor: Of that model.
-        scores: Of that model, as `evaluate_emoji` returns them.
+        rows: The queries and the candidates, as `emoji_rows` returns them.
         results: Of that model.
         flags: Of the demo's recipe; they apply to the baselines too.
         folder: Where the baselines and the features of the test pictures go.
@@ -54,24 +55,24 @@ def compare_models(
         return load_recipe(recipe_folder() / name, [*flags, "--eval_strategy", "no", *more])
 
     test = [
-        cache_features(trainer.encoder, processor, rows, folder / name, first_only=True)
-        for name, rows in (("queries", scores.queries), ("gallery", scores.candidates))
+        cache_features(trainer.encoder, processor, each, folder / name, first_only=True)
+        for name, each in zip(("queries", "gallery"), rows, strict=True)
     ]
     models = {TOWERS: recipe(DEMO).model.load()[0].to(trainer.args.device)}
     for name, (path, more) in TRAINED.items():
         output = str(folder / name.replace(" ", "-"))
         models[name] = train(recipe(path, *more, "--output_dir", output, "--overwrite")).encoder
-    named_twice = torch.tensor([name is not None for name in scores.candidates["alternative_text"]])
+    named_twice = torch.tensor([name is not None for name in rows[1]["alternative_text"]])
     columns = [
-        [results.cell(query, candidate).metrics[metric] for query, candidate, metric in DIRECTIONS.values()],
+        [results.metrics(f"local {query} → {candidate}")[metric] for query, candidate, metric in DIRECTIONS.values()],
         *(_score(model, test, named_twice) for model in models.values()),
     ]
-    rows = [[name, *metrics] for name, *metrics in zip(DIRECTIONS, *columns, strict=True)]
-    return Table("Compared on the same towers", ["", "this model", *models], rows, NOTE)
+    table = [[name, *metrics] for name, *metrics in zip(DIRECTIONS, *columns, strict=True)]
+    return Table("Compared on the same towers", ["", "this model", *models], table, NOTE)
 
 
 def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metric"]:  # noqa: ANN401
-    """Each row's metric of one model; where both sides have text, of the concepts with two names, as `emoji_tasks`."""
+    """Each row's metric of one model; where both sides have text, of the concepts with two names, as `emoji_cells`."""
     from conjoin.evaluation import Metric, best_ranks
 
     queries, gallery = (_embed(model, features) for features in test)
@@ -79,7 +80,7 @@ def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metr
     metrics = []
     for query, candidate, metric in DIRECTIONS.values():
         asked = labels[named_twice] if "text" in query and "text" in candidate else labels
-        vectors = queries["fused" if "," in query else query][asked]
+        vectors = queries["fused" if "+" in query else query][asked]
         ranks = best_ranks(vectors, gallery[candidate], asked, labels)
         metrics.append(Metric(float((ranks <= int(metric.split("@")[1])).float().mean())))
     return metrics

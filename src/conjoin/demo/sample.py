@@ -5,11 +5,24 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
 
-from conjoin.evaluation import Curve, EvaluateOptions, Example, Headline, Results, Shown, format_combinations, picture
-from conjoin.evaluation.tasks.emoji import EmojiScores, evaluate_emoji
+from conjoin.evaluation import (
+    CellScores,
+    Curve,
+    EvaluateOptions,
+    Example,
+    Headline,
+    Results,
+    Shown,
+    evaluate_cells,
+    format_table,
+    picture,
+    report,
+)
+from conjoin.evaluation.tasks.emoji import TASK, EmojiOptions, emoji_cells, emoji_rows
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
 from conjoin.retrieval.collection_table import check_place
 from conjoin.trainers import RetrievalTrainer, load_recipe, recipe_folder, train
@@ -23,7 +36,7 @@ SUMMARY = (
     "artist's picture of each; queries are names, the other artist's pictures, or both."
 )
 _THUMBNAIL = 128
-NAMES = {"image": "image", "text": "text", "image,text": "image + text"}
+NAMES = {"image": "image", "text": "text", "image+text": "image + text"}
 
 
 def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], recipe: str | None = None) -> Results:
@@ -53,46 +66,48 @@ def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], reci
     )
     for folder in made:  # vectors of an earlier model
         shutil.rmtree(folder, ignore_errors=True)
-    scores = evaluate_emoji(encoder, out / "evaluation", EvaluateOptions(seed=seed, show_progress=True))
+    options = EvaluateOptions(ks=TASK.ks, seed=seed, show_progress=True, baselines=False)
+    rows, cells = emoji_rows(EmojiOptions()), emoji_cells(EmojiOptions())
+    scores = evaluate_cells(encoder, cells, out / "evaluation", options)
 
     say("3/4  Searching")
-    _encode_gallery(encoder, scores, out)
-    examples = _examples(scores, seed)
+    _encode_gallery(encoder, rows[1], out)
+    examples = _examples(scores, rows[1], seed)
     _print_examples(examples)
 
     say("4/4  Results")
     results = _results(trainer, scores, examples)
     if recipe is None:
         folder = out / "baselines"
-        results.tables.append(compare_models(trainer, encoder.processor, scores, results, flags, folder))
-    print(format_combinations(scores.combinations))
+        results.tables.append(compare_models(trainer, encoder.processor, rows, results, flags, folder))
+    print("\n\n".join(map(format_table, results.tables[:2])))
     return results
 
 
-def _encode_gallery(encoder: ItemEncoder, scores: EmojiScores, out: Path) -> None:
+def _encode_gallery(encoder: ItemEncoder, gallery: datasets.Dataset, out: Path) -> None:
     """Encode the gallery into a collection to search, with its pictures as files and its names."""
     folder = (out / "pictures").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for row in scores.candidates:
+    for row in gallery:
         path = folder / (row["id"].replace("/", "-") + ".png")
         row["image"].save(path)
         rows.append({"id": row["id"], "image": str(path), "metadata": {"text": row["text"]}})
     encode_collection(rows, encoder, out / "gallery", keep_pictures=_THUMBNAIL)
 
 
-def _examples(scores: EmojiScores, seed: int) -> list[Example]:
+def _examples(scores: Sequence[CellScores], candidates: datasets.Dataset, seed: int) -> list[Example]:
     """Nine searches drawn at random: three each by text, by picture and by both."""
     generator = np.random.default_rng(seed)
-    gallery = {f"image/{row['id']}": row for row in scores.candidates}
-    examples = []
+    gallery = {f"image/{row['id']}": row for row in candidates}
+    by_name, examples = {each.cell.name: each for each in scores}, []
 
     def show(id_: str) -> Shown:
         return Shown(gallery[id_]["text"], picture(gallery[id_]["image"]))
 
     for modality, name in NAMES.items():
-        search = scores.search(modality.replace(",", "+"), "image")
-        chosen = generator.choice(len(scores.queries), size=3, replace=False).tolist()
+        search = by_name[f"local {modality} → image"]
+        chosen = generator.choice(len(candidates), size=3, replace=False).tolist()
         examples += search.examples([search.ids[row] for row in chosen], f"{name} → image", show)
     return examples
 
@@ -101,10 +116,10 @@ def _print_examples(examples: list[Example]) -> None:
     for example in examples:
         asked = example.query.text or "a picture"
         hits = ", ".join(("*" if hit.correct else "") + str(hit.item.text) for hit in example.results[:3])
-        print(f"  {example.title:22s} {asked:28.28s} → {hits}   (correct: rank {example.rank})")
+        print(f"  {example.title:22s} {asked:28.28s} → {hits}   (correct: rank {example.rank or 'beyond'})")
 
 
-def _results(trainer: RetrievalTrainer, scores: EmojiScores, examples: list[Example]) -> Results:
+def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: list[Example]) -> Results:
     log = trainer.state.log_history
     losses = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
     validation = {
@@ -116,38 +131,33 @@ def _results(trainer: RetrievalTrainer, scores: EmojiScores, examples: list[Exam
     }
     model = trainer.encoder
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    test = len(scores.queries)
-    results = Results(
-        title=TITLE,
-        summary=SUMMARY.format(steps=trainer.state.max_steps, test=test),
-        seed=trainer.args.seed,
-        model={
-            "architecture": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "trained parameters": trained,
-            "dimension": model.config.hidden_size,
-        },
-        dataset={
-            "name": "emoji sample: Twemoji (CC BY 4.0), OpenMoji (CC BY-SA 4.0), names of the emoji package",
-            "test concepts": test,
-            "gallery": "Twemoji pictures",
-            "queries": "English names, OpenMoji pictures",
-        },
-        config={
-            "steps": trainer.state.max_steps,
-            "batch size": trainer.args.per_device_train_batch_size,
-            "learning rate": trainer.args.learning_rate,
-        },
-        combinations=scores.combinations,
-        symmetric=[scores.symmetric],
-        curves=[Curve("Training loss", {"training": losses}), Curve("Validation R@10, %", validation)],
-        examples=examples,
-        examples_note=f"Drawn at random with seed {trainer.args.seed}, not chosen.",
-        created=date.today().isoformat(),
-    )
+    test = len(scores[0].ids)
+    results = report(TASK, scores)
+    results.title, results.summary = TITLE, SUMMARY.format(steps=trainer.state.max_steps, test=test)
+    results.model = {
+        "architecture": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained parameters": trained,
+        "dimension": model.config.hidden_size,
+    }
+    results.dataset = {
+        "name": "emoji sample: Twemoji (CC BY 4.0), OpenMoji (CC BY-SA 4.0), names of the emoji package",
+        "test concepts": test,
+        "gallery": "Twemoji pictures",
+        "queries": "English names, OpenMoji pictures",
+    }
+    results.config = {
+        "steps": trainer.state.max_steps,
+        "batch size": trainer.args.per_device_train_batch_size,
+        "learning rate": trainer.args.learning_rate,
+    }
+    results.curves = [Curve("Training loss", {"training": losses}), Curve("Validation R@10, %", validation)]
+    results.examples = examples
+    results.examples_note = f"Drawn at random with seed {trainer.args.seed}, not chosen."
+    results.created = date.today().isoformat()
     notes = ("names, unseen concepts", "across two artists", "across artists", "other names")
     results.headline = [
-        Headline(name, results.cell(query, candidate).metrics[metric], note)
+        Headline(name, results.metrics(f"local {query} → {candidate}")[metric], note)
         for (name, (query, candidate, metric)), note in zip(DIRECTIONS.items(), notes, strict=True)
     ]
     return results

@@ -1,10 +1,4 @@
-from conjoin.evaluation.benchmark import (
-    Task as Task,
-    evaluate as evaluate,
-    find_task as find_task,
-    option as option,
-    report as report,
-)
+from conjoin.evaluation.benchmark import Task as Task, evaluate as evaluate, find_task as find_task, report as report
 from conjoin.evaluation.hf_metrics import load_metric as load_metric
 from conjoin.evaluation.metrics import (
     best_ranks as best_ranks,
@@ -35,6 +29,7 @@ from conjoin.evaluation.results import (
     picture as picture,
     read_qrels as read_qrels,
     score_ranks as score_ranks,
+    score_symmetric as score_symmetric,
 )
 from conjoin.evaluation.tables import (
     format_results as format_results,

@@ -5,7 +5,7 @@ A baseline scores the same cells with a part of each item, or with the model's t
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,6 @@ _BASELINES_NOTE = (
 )
 
 
-def option(help: str, default: Any = MISSING, **settings: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """A field of the options of a task; `settings` as for `ArgumentParser.add_argument`. Without default, a must."""
-    return field(default=default, metadata={"help": help, **settings})
-
-
 @dataclass(frozen=True)
 class Task:
     """A benchmark.
@@ -48,7 +43,7 @@ class Task:
         name: Of the benchmark.
         title: Of its report.
         summary: What is measured, one paragraph.
-        options: A dataclass of what `cells` can be told; fields have a help text.
+        options: A dataclass of the options of `cells`; the `Args` of its docstring are their help.
         cells: Reads the data that the options name.
         ks: Cut-offs of the hit rates.
         mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
@@ -113,7 +108,7 @@ def evaluate(
     chosen = task.options(**which)
     results = report(task, evaluate_cells(encoder, task.cells(chosen), out, options))
     results.model = {"name": encoder.name, "fingerprint": encoder.fingerprint}
-    results.dataset = {name: value for name, value in vars(chosen).items() if value is not None}
+    results.dataset = {name: value for name, value in vars(chosen).items() if isinstance(value, str | int | list)}
     results.config = {"hubness penalty": options.hubness_penalty, "resamples": options.resamples}
     return results
 
@@ -126,9 +121,10 @@ def report(task: Task, scores: Sequence[CellScores]) -> Results:
         sections.setdefault(each.cell.section, []).append(each.score())
     for title, rows in sections.items():
         results.scores += rows
-        results.tables.append(score_table(title, rows, task.by, task.averages, task.notes.get(title, "")))
-        for score in [average(f"average, {title}", rows)] if task.averages else rows:
-            detail = f"{len(rows)} cells" if task.averages else f"{score.queries:,} queries"
+        averages = task.averages and len(rows) > 1
+        results.tables.append(score_table(title, rows, task.by, averages, task.notes.get(title, "")))
+        for score in [average(f"average, {title}", rows)] if averages else rows:
+            detail = f"{len(rows)} cells" if averages else f"{score.queries:,} queries"
             for name in [name for name in task.headline if name in score.metrics]:
                 results.headline.append(Headline(f"{score.name}, {metric_name(name)}", score.metrics[name], detail))
     for kind in dict.fromkeys(kind for each in scores for kind in each.cell.groups):

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
 from conjoin import __version__
@@ -79,6 +79,30 @@ def score_ranks(
     if mrr is not None:
         values[f"mrr@{mrr}"] = np.where(ranks <= mrr, 1 / ranks, 0.0), chance_mrr(relevant_counts, gallery_size, mrr)
     return {name: Metric.from_values(each, chance, resamples, seed) for name, (each, chance) in values.items()}
+
+
+def score_symmetric(
+    ranks: ArrayLike, wins: ArrayLike, pool: ArrayLike, ks: Sequence[int] = (1, 5, 10), **how: int
+) -> dict[str, Metric]:
+    """Precision, hit rates, the mean of those up to 10 (mR), and Avg = (mR + Precision) / 2 (SOLAR section 4).
+
+    Args:
+        ranks: Rank of the positive of each query `(N,)`, from 1.
+        wins: Whether each positive is nearer than the negative `(N,)`, see `triplet_wins`.
+        pool: Number of candidates of each query `(N,)`, or one number for all.
+        ks: Cut-offs of the hit rates.
+        how: `resamples` and `seed` of the bootstrap.
+    """
+    ranks, wins = np.asarray(ranks), np.asarray(wins, dtype=float)
+    rates = score_ranks(ranks, np.ones_like(ranks), pool, ks, None, **how)
+    few = [k for k in ks if k <= 10]
+    recall = np.mean([ranks <= k for k in few], axis=0)
+    chance = math.fsum(rates[f"hit_rate@{k}"].chance or 0.0 for k in few) / len(few)
+    return {
+        "average": Metric.from_values((recall + wins) / 2, (chance + 0.5) / 2, **how),
+        "mean_recall": Metric.from_values(recall, chance, **how),
+        "precision": Metric.from_values(wins, 0.5, **how),
+    } | rates
 
 
 @dataclass(frozen=True)
@@ -187,6 +211,7 @@ def package_versions() -> dict[str, str]:
 
 
 @with_config(ConfigDict(extra="forbid"))
+@with_config(ConfigDict(extra="forbid"))
 @dataclass
 class Results:
     """Everything that one evaluation reports."""
@@ -243,8 +268,9 @@ class Results:
         check_listed(Path(path), "evaluate again, or remove SHA256SUMS if you changed the file yourself")
         try:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{path}: not the results of an evaluation: {error}") from error
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise ValueError(f"{path}: not the results of an evaluation: {wrong}") from error
 
 
 def picture(image: Image.Image, size: int = 96) -> str:

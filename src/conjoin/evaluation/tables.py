@@ -10,7 +10,7 @@ from conjoin.evaluation.results import Metric, Results, Score, Table, TableRow
 
 WIDTH = 100
 """Columns of a terminal. A wider table shows no chance, then no intervals either; the report has them."""
-_METRIC_NAMES = {"precision": "Precision", "mean_recall": "mR", "average": "Avg", "published": "published"}
+_METRIC_NAMES = {"precision": "Precision", "mean_recall": "mR", "average": "Avg"}
 
 
 def score_table(

@@ -18,7 +18,7 @@ import torch
 from conjoin.data.columns import undecoded
 from conjoin.data.row_images import plain_text, row_item
 from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance, triplet_wins
-from conjoin.evaluation.results import Example, Hit, Metric, Score, Shown, score_ranks
+from conjoin.evaluation.results import Example, Hit, Metric, Score, Shown, score_ranks, score_symmetric
 from conjoin.progress import progress
 from conjoin.retrieval import (
     Collection,
@@ -65,14 +65,17 @@ class Rows:
         digest = text_digest(self.instruction)[:8] if isinstance(self.instruction, str) else None
         return "-".join(part for part in (self.name, self.view, digest) if part)
 
-    def item(self, id_: str) -> Any:  # noqa: ANN401 - an item
-        """The row of an id as an item.
+    def row(self, id_: str) -> Mapping[str, Any]:
+        """The row of an id, in full."""
+        if self.lookup is not None:
+            return self.lookup(id_)
+        if isinstance(self.rows, datasets.IterableDataset):
+            return next(row for row in self.rows if row["id"] == id_)
+        return self.rows[self._numbers[id_]]  # type: ignore[index]
 
-        Raises:
-            KeyError: There is none.
-        """
-        row = self.lookup(id_) if self.lookup is not None else self.rows[self._numbers[id_]]  # type: ignore[index]
-        return _item(row, id_)
+    def item(self, id_: str) -> Any:  # noqa: ANN401 - an item
+        """The row of an id as an item."""
+        return _item(self.row(id_), id_)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -148,8 +151,8 @@ class EvaluateOptions:
         seed: Of the bootstrap.
         resamples: Of the bootstrap.
         show_progress: Show progress bars.
-        hubness_penalty: Subtract this times a candidate's mean score over all queries of its cell, as PUMA's evaluation
-            code does with 0.2. It needs all test queries at once (transductive).
+        hubness_penalty: Subtract this times a candidate's mean score over all queries of its cell, as the code of PUMA
+            does with 0.2. It needs all test queries at once (transductive).
         reranker: Sorts the first candidates of each query again, in scores and run files.
         rerank_top: How many of them.
         baselines: Also score parts of the items, and the model's towers. None: if there are few rows.
@@ -328,19 +331,12 @@ class CellScores:
         index = [self._position[id_] for id_ in (self.ids if ids is None else ids)]
         if not index:
             return {}
-        options = self.vectors.options
-        counts = np.array([len(self.cell.qrels[self.ids[position]]) for position in index])
-        sizes, how = self.sizes[index], {"resamples": options.resamples, "seed": options.seed}
-        metrics = score_ranks(self.ranks[index], counts, sizes, options.ks, options.mrr, **how)
-        if self.wins is not None:  # the symmetric protocol
-            wins = self.wins[index]
-            recall = np.mean([self.ranks[index] <= k for k in options.ks], axis=0)
-            chance = float(np.mean([metrics[f"hit_rate@{k}"].chance for k in options.ks]))
-            metrics = {
-                "average": Metric.from_values((recall + wins) / 2, (chance + 0.5) / 2, **how),
-                "mean_recall": Metric.from_values(recall, chance, **how),
-                "precision": Metric.from_values(wins, 0.5, **how),
-            } | metrics
+        options, ranks, sizes = self.vectors.options, self.ranks[index], self.sizes[index]
+        how = {"resamples": options.resamples, "seed": options.seed}
+        if self.wins is not None:
+            return score_symmetric(ranks, self.wins[index], sizes, options.ks, **how)
+        counts = [len(self.cell.qrels[self.ids[position]]) for position in index]
+        metrics = score_ranks(ranks, counts, sizes, options.ks, options.mrr, **how)
         return metrics if self.cell.published is None else {"published": metrics[self.cell.published]} | metrics
 
     def score(self) -> Score:

@@ -1,31 +1,74 @@
+import numpy as np
 import pytest
 
 from conjoin.data import emoji_concepts
-from conjoin.evaluation.tasks.emoji import evaluate_emoji
+from conjoin.evaluation import EvaluateOptions, evaluate
+from conjoin.evaluation.tasks.emoji import PARTS, EmojiOptions, emoji_cells, emoji_rows
+from tiny_encoder import tiny_encoder
 
 
-def test_queries_and_gallery_need_two_artists(tmp_path):
+@pytest.fixture
+def few(load_first_emoji, monkeypatch):
+    for room in ("evaluation.tasks.emoji", "data.emoji.triplets"):
+        monkeypatch.setattr(f"conjoin.{room}.load_emoji", load_first_emoji)
+
+
+def test_queries_and_gallery_need_two_artists():
     with pytest.raises(ValueError, match=r"both drawn by 'twemoji'"):
-        evaluate_emoji(None, tmp_path, query_style="twemoji", gallery_style="twemoji")
+        emoji_rows(EmojiOptions(query_style="twemoji"))
 
 
 @pytest.mark.slow
-def test_queries_in_another_language(tmp_path, load_first_emoji, monkeypatch):
-    def catch(encoder, tasks, *rest):
-        raise RuntimeError(tasks)
+def test_nine_combinations_equal_a_naive_loop(few, tmp_path):
+    encoder = tiny_encoder(batch_size=64)
+    options = EvaluateOptions(resamples=10, baselines=False)
+    results = evaluate(encoder, "emoji", tmp_path, options, split="validation")
+    queries, gallery = emoji_rows(EmojiOptions(split="validation"))
+    named_twice = np.array([name is not None for name in gallery["alternative_text"]])
+    vectors = [
+        {part: encoder.encode([{name: row[name] for name in part.split("+")} for row in rows]) for part in PARTS}
+        for rows in (queries, gallery)
+    ]
+    everything = np.concatenate(list(vectors[1].values()))
+    assert (
+        encoder.model.batches.count(64) < 2 * sum(map(len, vectors[1].values())) / 64 + 20
+    )  # each once for all cells
+    for query in PARTS:
+        for place, target in enumerate(PARTS):
+            asked = np.flatnonzero(named_twice) if "text" in query and "text" in target else np.arange(len(queries))
+            for setting, pool, start in (
+                ("local", vectors[1][target], 0),
+                ("global", everything, place * len(queries)),
+            ):
+                scores = vectors[0][query][asked] @ pool.T
+                right = scores[np.arange(len(asked)), start + asked]
+                ranks = (scores >= right[:, None] - 1e-6).sum(1)
+                metrics = results.metrics(f"{setting} {query} → {target}")
+                for k in (1, 5, 10, 50):
+                    assert metrics[f"hit_rate@{k}"].value == pytest.approx((ranks <= k).mean()), (
+                        setting,
+                        query,
+                        target,
+                    )
+                assert metrics["hit_rate@10"].chance == pytest.approx(10 / len(pool))
+    assert [table.title.split(":")[0] for table in results.tables] == ["Local", "Global", "Scores"]
+    assert results.metrics("emoji triplets")["precision"].chance == 0.5
 
-    monkeypatch.setattr("conjoin.evaluation.tasks.emoji.load_emoji", load_first_emoji)
-    monkeypatch.setattr("conjoin.evaluation.tasks.emoji.evaluate_tasks", catch)
-    asked = {}
-    for language in ("en", "de"):
-        with pytest.raises(RuntimeError) as caught:
-            evaluate_emoji(None, tmp_path, split="validation", language=language)
-        asked[language] = next(task for task in caught.value.args[0] if task.name == "local text → text")
-    german = {concept.concept: concept.text for concept in emoji_concepts("de")}
-    english, task = asked["en"], asked["de"]
-    for id_, right in task.qrels.items():
-        assert task.queries.item(id_) == {"text": german[id_.split("/")[0]]}
-        assert task.candidate(right[0]) == english.candidate(right[0])
-    assert len(english.qrels) < len(task.qrels) == len(task.queries)  # also names without a second one
+
+@pytest.mark.slow
+def test_queries_in_another_language(few):
+    english, german = (
+        next(
+            cell
+            for cell in emoji_cells(EmojiOptions(split="validation", language=language))
+            if "l text → text" in cell.name
+        )
+        for language in ("en", "de")
+    )
+    names = {concept.concept: concept.text for concept in emoji_concepts("de")}
+    for id_, right in german.qrels.items():
+        assert german.queries.item(id_) == {"text": names[id_.split("/")[0]]}
+        assert german.corpus.item(right[0]) == english.corpus.item(right[0])
+    assert len(english.qrels) < len(german.qrels) == len(german.queries)  # also names without a second one
     with pytest.raises(ValueError, match="unknown language 'xx'"):
-        evaluate_emoji(None, tmp_path, split="validation", language="xx")
+        emoji_cells(EmojiOptions(split="validation", language="xx"))

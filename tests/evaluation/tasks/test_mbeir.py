@@ -1,14 +1,11 @@
 """M-BEIR evaluation against hand-made vectors: what is right, what ties, what is missing."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from conjoin.data import MBEIR_CELLS
-from conjoin.evaluation import EvaluateOptions, Metric, format_results
-from conjoin.evaluation.tasks.mbeir import MbeirScore, average_score, evaluate_mbeir, mbeir_results
+from conjoin.evaluation import EvaluateOptions, evaluate, format_results
 from tiny_letters import letters_encoder
 from tiny_runs import read_run
 
@@ -29,164 +26,130 @@ def candidates(words, start=1):
     ]
 
 
-@pytest.fixture
-def root(tmp_path):
-    """Four queries: found at 1, at 3 with one of two answers, at 1 tied with another, and not among 12."""
-    local = ["abc", "abx", "axx", "def", "ghi", "igh", *("zz" + "y" * n for n in range(1, 13)), "q"]
-    texts = {"abc": ["2:1"], "axxx": ["2:1", "2:2"], "ghi": ["2:5"], "zy": ["2:19"]}
+def write_cell(root, name, texts):
+    """Queries with their answers, and a candidate that is judged wrong."""
     queries, qrels = [], []
     for number, (text, answers) in enumerate(texts.items(), 1):
         row = {"qid": f"2:{number}", "query_txt": text, "query_img_path": None, "query_modality": "text"}
         queries.append(json.dumps(row | {"pos_cand_list": answers, "neg_cand_list": []}))
         qrels += [f"2:{number} 0 {did} 1 1" for did in answers] + [f"2:{number} 0 2:4 0 1"]
-    root = tmp_path / "mbeir"
-    write(root, "query/test/mbeir_webqa_task1_test.jsonl", queries)
-    write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", qrels)
-    write(root, "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl", candidates(local))
-    union = [*candidates(local), *candidates(["abc", "xxxa", "m"], 90)]
-    write(root, "cand_pool/global/mbeir_union_test_cand_pool.jsonl", union)
-    write(root, "instructions/query_instructions.tsv", [HEADER, "text\ttext\tWebQA\t2\tx\ty"])
-    return root
-
-
-def run(root, out, model=None, **kwargs):
-    options = EvaluateOptions(ks=kwargs.pop("ks", (1, 2, 3)))
-    return evaluate_mbeir(
-        model or letters_encoder(), root, out, options, **{"cells": [CELL], "instructions": False} | kwargs
-    )
-
-
-def test_hit_rates_of_both_settings(root, tmp_path):
-    local, union = run(root, tmp_path / "out")
-    assert (local.setting, local.queries, local.pool, union.setting, union.pool) == ("local", 4, 19, "global", 22)
-    values = {k: local.metrics[f"hit_rate@{k}"].value for k in (1, 2, 3, 5, 10)}
-    # abc at 1; axxx: axx, abx; ghi ties with igh and so stands at 2; q shares no letter with zy
-    assert values == {1: 0.25, 2: 0.75, 3: 0.75, 5: 0.75, 10: 0.75}
-    values = {k: union.metrics[f"hit_rate@{k}"].value for k in (1, 2, 3)}
-    # abc ties with its double; axxx also finds xxxa before abx
-    assert values == {1: 0.0, 2: 0.5, 3: 0.75}
-    for setting, first in (("local", ["2:3", "2:2"]), ("global", ["2:91", "2:3"])):
-        assert [did for did, _ in read_run(tmp_path / f"out/runs/{setting}/{CELL}.txt")["2:2"]][:2] == first
-    assert local.published == local.metrics["hit_rate@5"]
-    expected = np.mean([1 / 19, 2 / 19, 1 / 19, 1 / 19])
-    assert local.metrics["hit_rate@1"].chance == pytest.approx(expected)
-
-
-def test_local_scores_do_not_depend_on_the_global_pool(root, tmp_path):
-    (with_global, _), (alone,) = run(root, tmp_path / "a"), run(root, tmp_path / "b", settings=["local"])
-    assert with_global == alone
-    assert (tmp_path / "a/collections/mbeir_union_test_cand_pool").is_dir()
-    assert (tmp_path / "b/collections/mbeir_webqa_task1_cand_pool").is_dir()
-
-
-@pytest.mark.parametrize(("wrong_ties", "expected"), [(0, 1.0), (1, 0.0)])
-def test_only_wrong_candidates_win_a_tie_at_the_last_cut_off(root, tmp_path, wrong_ties, expected):
-    """Nine better ones, then a tie of three right ones: rank 10, or below it if a wrong one is in the tie."""
-    words = [*("a" * n for n in range(1, 10)), *["ab"] * (3 + wrong_ties), *["axx", "q", "r", "s", "t"] * 2]
-    write(root, "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl", candidates(words))
-    query = {"qid": "2:1", "query_txt": "aaa", "query_img_path": None, "query_modality": "text"}
-    answers = [f"2:{n}" for n in (10, 11, 12)]
-    lines = [json.dumps(query | {"pos_cand_list": answers, "neg_cand_list": []})]
-    write(root, "query/test/mbeir_webqa_task1_test.jsonl", lines)
-    write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:1 0 {did} 1 1" for did in answers])
-    (score,) = run(root, tmp_path / "out", settings=["local"])
-    assert score.metrics["hit_rate@10"].value == expected and score.metrics["hit_rate@5"].value == 0
-    assert len(read_run(tmp_path / f"out/runs/local/{CELL}.txt")["2:1"]) == 11
-
-
-def test_judgements_of_candidates_that_the_pool_lacks_are_counted(root, tmp_path, caplog):
-    with (root / "qrels/test/mbeir_webqa_task1_test_qrels.txt").open("a") as file:
-        file.write("2:1 0 6:90 1 1\n2:2 0 6:91 1 1\n")
-    score = run(root, tmp_path / "out", settings=["local"])[0]
-    assert score.queries == 4
-    assert "webqa_task1: 2 of the judged candidates are not in the local pool" in caplog.text
-    assert "such as '6:90' of query '2:1'" in caplog.text
-
-
-class TestErrors:
-    def test_a_query_without_an_answer_in_the_pool(self, root, tmp_path):
-        write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", ["2:1 0 2:90 1 1"])
-        model = letters_encoder()
-        with pytest.raises(ValueError, match=r"query '2:1' of webqa_task1: none of its 1 right candidates \['2:90'\]"):
-            run(root, tmp_path, model)
-        assert model.model.rows == 0
-
-    def test_a_local_candidate_outside_the_global_pool(self, root, tmp_path):
-        write(root, "cand_pool/global/mbeir_union_test_cand_pool.jsonl", candidates([*"abcdefghijklmnopqr", "q"])[:-2])
-        write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:{n} 0 2:1 1 1" for n in range(1, 5)])
-        with pytest.raises(ValueError, match="candidate '2:18' of the local pool of webqa_task1 is not in the global"):
-            run(root, tmp_path)
-
-    def test_a_missing_image_is_named(self, root, tmp_path):
-        lines = (
-            candidates(["abc"])[0]
-            .replace('"img_path": null', '"img_path": "no.png"')
-            .replace('"text"', '"image,text"')
-        )
-        write(root, "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl", [lines])
-        write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:{n} 0 2:1 1 1" for n in range(1, 5)])
-        with pytest.raises(FileNotFoundError, match=r"item '2:1': image '.*mbeir/no\.png': no such file"):
-            run(root, tmp_path, settings=["local"])
-
-    def test_missing_files_and_settings(self, root, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"mbeir_cirr_task7_test\.jsonl"):
-            run(root, tmp_path, cells=["cirr_task7"])
-        (root / "cand_pool/global/mbeir_union_test_cand_pool.jsonl").unlink()
-        with pytest.raises(FileNotFoundError, match=r"no such file: .*mbeir_union_test_cand_pool\.jsonl"):
-            run(root, tmp_path)
-        with pytest.raises(ValueError, match=r"unknown settings \['any'\]"):
-            run(root, tmp_path, settings=["any"])
-        with pytest.raises(ValueError, match="unknown M-BEIR cell 'webqa'"):
-            run(root, tmp_path, cells=["webqa"], settings=["local"])
-        with pytest.raises(ValueError, match="no M-BEIR cell is named; expected some of visualnews_task0"):
-            run(root, tmp_path, cells=[])
-        with pytest.raises(ValueError, match=r"ks=\(5, 0\): cut-offs must be at least 1"):
-            run(root, tmp_path, ks=(5, 0))
-        with pytest.raises(FileNotFoundError, match="M-BEIR: no such folder"):
-            run(root / "elsewhere", tmp_path)
+    write(root, f"query/test/mbeir_{name}_test.jsonl", queries)
+    write(root, f"qrels/test/mbeir_{name}_test_qrels.txt", qrels)
 
 
 @pytest.fixture
-def scores():
-    """Cell n scores n % locally and half of it globally."""
-    return [
-        MbeirScore(cell, setting, 100, 1000, {f"hit_rate@{k}": Metric(n * share / 100) for k in (5, 10)})
-        for setting, share in (("local", 1), ("global", 0.5))
-        for n, cell in enumerate(MBEIR_CELLS)
-    ]
+def root(tmp_path):
+    """Four queries: found at 1, at 3 with one of two answers, at 1 tied with another, and not among 12."""
+    root = tmp_path / "mbeir"
+    write_cell(root, CELL, {"abc": ["2:1"], "axxx": ["2:1", "2:2"], "ghi": ["2:5"], "zy": ["2:19"]})
+    local = ["abc", "abx", "axx", "def", "ghi", "igh", *("zz" + "y" * n for n in range(1, 13)), "q"]
+    write(root, f"cand_pool/local/mbeir_{CELL}_cand_pool.jsonl", candidates(local))
+    union = [*candidates(local), *candidates(["abc", "xxxa", "m"], 90)]
+    write(root, "cand_pool/global/mbeir_union_test_cand_pool.jsonl", union)
+    instructions = [HEADER, "text\ttext\tWebQA\t2\tx\ty", "text\timage,text\tWebQA\t2\tx\t"]
+    write(root, "instructions/query_instructions.tsv", instructions)
+    return root
 
 
-def test_averages(scores):
-    results = mbeir_results(scores)
-    assert [headline.metric.value for headline in results.headline] == pytest.approx([0.075, 0.0375])
-    assert [table.report_only for table in results.tables] == [False, True, True]
-    assert results.tables[1].rows[8][:4] == ["edis_task2", "mixed", 100, 1000]
-    assert average_score(scores, "local") == pytest.approx(np.mean(range(16)) / 100)
-    assert average_score(scores, "global") == pytest.approx(np.mean(range(16)) / 200)
-    assert average_score(scores, "local", "multi") == pytest.approx(0.145)
-    assert average_score(scores[:1], "local", "multi") is None
-    deep = [
-        replace(score, metrics=score.metrics | {"hit_rate@50": Metric(1 - score.queries / 200)}) for score in scores
-    ]
-    labels = {each.label: each.metric.value for each in mbeir_results(deep).headline}
-    assert labels["average R@50, global pools"] == 0.5 and len(labels) == 4
+def run(root, out, model=None, **which):
+    how = {"cells": [CELL], "instructions": False} | which
+    return evaluate(model or letters_encoder(), "mbeir", out, EvaluateOptions(baselines=False), data=str(root), **how)
 
 
-def test_the_printed_table_has_three_groups_and_sixteen_cells(scores):
-    lines = format_results(mbeir_results(scores)).splitlines()
-    first = lines.index("By cell and pool")
-    assert lines[first + 1].split() == "cell task metric n local pool global pool".split()
-    labels = [line.split("  ")[0] for line in lines[first + 2 : -1]]
-    cells = [cell.name for cell in MBEIR_CELLS]
-    averages = ["average, single", "average, mixed", "average, multi", "average"]
-    assert labels == [*cells[:8], averages[0], *cells[8:14], averages[1], *cells[14:], *averages[2:]]
-    assert lines[first + 2].split() == "visualnews_task0 t → i R@5 100 0.0 1,000 0.0 1,000".split()
-    assert next(line for line in lines if line.startswith("fashioniq")).split()[4] == "R@10"
-    assert next(line for line in lines if line.startswith("average  ")).split() == "average 7.5 3.8".split()
-    assert next(line for line in lines if line.startswith("average, multi")).split()[-2:] == ["14.5", "7.3"]
+def rates(results, pool):
+    metrics = results.metrics(f"{pool}/{CELL}")
+    return {k: metrics[f"hit_rate@{k}"].value for k in (1, 5, 10, 50)}
 
 
-def test_the_printed_table_of_the_full_benchmark_is_narrow(scores):
-    wide = [replace(s, queries=50_000, pool=5_600_000) for s in scores]
-    wide = [replace(s, metrics={k: Metric(1.0, 0.99, 1.0, 0.1) for k in s.metrics}) for s in wide]
-    assert max(map(len, format_results(mbeir_results(wide)).splitlines())) <= 100
+def test_hit_rates_of_both_pools(root, tmp_path):
+    results = run(root, tmp_path / "out")
+    local, union = results.scores
+    assert (local.queries, local.candidates, union.candidates) == (4, 19, 22)
+    # abc at 1; axxx: axx, abx; ghi ties with igh and so stands at 2; q shares no letter with zy
+    assert rates(results, "local") == {1: 0.25, 5: 0.75, 10: 0.75, 50: 1.0}
+    # abc ties with its double; axxx also finds xxxa before abx
+    assert rates(results, "global") == {1: 0.0, 5: 0.75, 10: 0.75, 50: 1.0}
+    for pool, first in (("local", ["2:3", "2:2"]), ("global", ["2:91", "2:3"])):
+        assert [did for did, _ in read_run(tmp_path / f"out/runs/{pool}/{CELL}.txt")["2:2"]][:2] == first
+    assert local.metrics["published"] == local.metrics["hit_rate@5"]
+    assert local.metrics["hit_rate@1"].chance == pytest.approx(np.mean([1 / 19, 2 / 19, 1 / 19, 1 / 19]))
+    alone = run(root, tmp_path / "alone", pools=["local"])
+    assert alone.scores == [local] and (tmp_path / f"alone/collections/mbeir_{CELL}_cand_pool").is_dir()
+    assert [path.name for path in (tmp_path / "out/collections").glob("mbeir*")] == ["mbeir_union_test_cand_pool"]
+
+
+@pytest.mark.parametrize(("wrong_ties", "expected"), [(0, 1.0), (1, 0.0)])
+def test_only_wrong_candidates_win_a_tie_at_a_cut_off(root, tmp_path, wrong_ties, expected):
+    """Nine better ones, then a tie of three right ones: rank 10, or below it if a wrong one is in the tie."""
+    words = [*("a" * n for n in range(1, 10)), *["ab"] * (3 + wrong_ties), *["axx", "q", "r", "s", "t"] * 10]
+    write(root, f"cand_pool/local/mbeir_{CELL}_cand_pool.jsonl", candidates(words))
+    write_cell(root, CELL, {"aaa": [f"2:{n}" for n in (10, 11, 12)]})
+    found = rates(run(root, tmp_path / "out", pools=["local"]), "local")
+    assert found[10] == expected and found[5] == 0
+    assert len(read_run(tmp_path / f"out/runs/local/{CELL}.txt")["2:1"]) == 51
+
+
+def test_averages_of_groups_and_pools(root, tmp_path):
+    for name in ("webqa_task2", "edis_task2"):
+        write_cell(root, name, {"abc": ["2:1"], "zy": ["2:19"]})
+        pool = (root / f"cand_pool/local/mbeir_{CELL}_cand_pool.jsonl").read_text()
+        write(root, f"cand_pool/local/mbeir_{name}_cand_pool.jsonl", pool.splitlines())
+    results = run(root, tmp_path / "out", cells=[CELL, "webqa_task2", "edis_task2"])
+    published = {score.name: score.metrics["published"].value for score in results.scores}
+    assert published["local/edis_task2"] == 0.5 and published[f"local/{CELL}"] == 0.75
+    for table, pool in zip(results.tables, ("local", "global"), strict=True):
+        assert table.title == f"{pool} pools" and table.columns[:6] == [
+            "",
+            "task",
+            "group",
+            "n",
+            "candidates",
+            "published",
+        ]
+        cells = [f"{pool}/{name}" for name in (CELL, "edis_task2", "webqa_task2")]
+        assert [row[0] for row in table.rows] == [*cells, "average, mixed", "average", "random order"]
+        values = {row[0]: row[5].value for row in table.rows}
+        assert values["average, mixed"] == pytest.approx(np.mean([published[name] for name in cells[1:]]))
+        assert values["average"] == pytest.approx(np.mean([published[name] for name in cells]))
+    labels = [f"average, {pool} pools, {name}" for pool in ("local", "global") for name in ("published", "R@50")]
+    assert [each.label for each in results.headline] == labels and results.headline[0].detail == "3 cells"
+    assert results.headline[1].metric.value == 1.0
+    assert max(map(len, format_results(results).splitlines())) <= 100
+
+
+def test_judgements_of_candidates_that_the_pool_lacks_are_counted(root, tmp_path, caplog):
+    with (root / f"qrels/test/mbeir_{CELL}_test_qrels.txt").open("a") as file:
+        file.write("2:1 0 6:90 1 1\n2:2 0 6:91 1 1\n")
+    assert run(root, tmp_path / "out", pools=["local"]).scores[0].queries == 4
+    assert f"{CELL}: 2 of the judged candidates are not in the local pool" in caplog.text
+    assert "such as '6:90' of query '2:1'" in caplog.text
+
+
+def change_pool(root, words):
+    write(root, "cand_pool/global/mbeir_union_test_cand_pool.jsonl", candidates(words))
+
+
+@pytest.mark.parametrize(
+    ("which", "change", "error", "message"),
+    [
+        ({}, lambda root: write_cell(root, CELL, {"a": ["2:90"]}), ValueError, "query '2:1' of webqa_task1: no right"),
+        (
+            {},
+            lambda root: change_pool(root, "abcdefghijklmnopq"),
+            ValueError,
+            "'2:18' of the local pool of webqa_task1",
+        ),
+        ({"cells": ["cirr_task7"]}, None, FileNotFoundError, r"mbeir_cirr_task7_test\.jsonl"),
+        ({"pools": ["any"]}, None, ValueError, r"unknown pools \['any'\]"),
+        ({"cells": ["webqa"]}, None, ValueError, "unknown M-BEIR cell 'webqa'"),
+        ({"cells": []}, None, ValueError, "no M-BEIR cell is named; expected some of visualnews_task0"),
+        ({"data": "elsewhere"}, None, FileNotFoundError, "M-BEIR: no such folder"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_encoded(root, tmp_path, which, change, error, message):
+    if change:
+        change(root)
+    model = letters_encoder()
+    with pytest.raises(error, match=message):
+        evaluate(model, "mbeir", tmp_path, **{"data": str(root), "cells": [CELL], "instructions": False} | which)
+    assert model.model.rows == 0

@@ -4,17 +4,20 @@ import datasets
 import numpy as np
 import pytest
 
-from conjoin.cli.evaluate import parse
 from conjoin.data.mmeb import find_subsets
-from conjoin.evaluation.tasks.mmeb import evaluate_mmeb
+from conjoin.evaluation import EvaluateOptions, evaluate
 from tiny_encoder import tiny_encoder
 
-MODALITIES = {"image+text → text": "Seen", "text → several": "Read"}
+
+def run(encoder, folder, tmp_path, **which):
+    return evaluate(encoder, "mmeb", tmp_path / "out", EvaluateOptions(baselines=False), data=str(folder), **which)
 
 
 @pytest.fixture
 def folder(tmp_path, pictures):
     """A subset as JSON lines with images, and one as Parquet of texts."""
+    tmp_path = tmp_path / "mmeb"
+    tmp_path.mkdir()
     for number, picture in enumerate(pictures):
         picture.save(tmp_path / f"p{number}.png")
     words = ["alpha", "beta", "gamma", "delta"]
@@ -42,9 +45,9 @@ def folder(tmp_path, pictures):
     return tmp_path
 
 
-def test_precision_equals_a_naive_loop(folder):
+def test_precision_equals_a_naive_loop(folder, tmp_path):
     encoder = tiny_encoder()
-    results = evaluate_mmeb(encoder, folder)
+    results = run(encoder, folder, tmp_path)
     expected = []
     for line in (folder / "Seen.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -52,23 +55,32 @@ def test_precision_equals_a_naive_loop(folder):
         query = encoder.encode([{"text": text, "image": str(folder / row["qry_img_path"])}])[0].astype(np.float64)
         scores = [float(vector.astype(np.float64) @ query) for vector in encoder.encode(row["tgt_text"])]
         expected.append(scores[0] > max(scores[1:]) + 1e-6)
-    rows = {name: (queries, metric) for name, queries, metric in results.tables[0].rows}
-    assert rows["Seen"][0] == 4 and rows["Seen"][1].value == np.mean(expected)
-    assert rows["Seen"][1].chance == 0.25 and rows["Read"][1].chance == 0.5
-    assert rows["Read"][1].value >= 0.5  # the second query is its target
-    assert results.headline[0].metric.value == pytest.approx(np.mean([metric.value for _, metric in rows.values()]))
-    by_modality = {name: (subsets, metric.value) for name, subsets, _, metric in results.tables[1].rows}
-    assert by_modality == {name: (1, rows[subset][1].value) for name, subset in MODALITIES.items()}
+    assert {score.name: score.queries for score in results.scores} == {"Seen": 4, "Read": 2}
+    seen, read = (results.metrics(name)["hit_rate@1"] for name in ("Seen", "Read"))
+    assert seen.value == np.mean(expected) and (seen.chance, read.chance) == (0.25, 0.5)
+    assert read.value >= 0.5  # the second query is its target
+    (headline,) = results.headline
+    assert headline.label == "average, Scores, R@1"
+    assert headline.metric.value == pytest.approx((seen.value + read.value) / 2)
+    rows = [(row[0], row[1]) for row in results.tables[0].rows]
+    assert rows == [("Seen", "image+text → text"), ("Read", "text → several"), ("average", ""), ("random order", "")]
 
 
-def test_a_tie_is_a_failure(folder):
-    (folder / "Seen.jsonl").unlink()
-    row = {"qry_text": "x", "qry_img_path": "", "tgt_text": ["ab", "ba"], "tgt_img_path": ["", ""]}  # the same bytes
+def test_each_pair_of_modalities_has_an_average(folder, tmp_path):
+    (folder / "Twice.jsonl").write_text((folder / "Seen.jsonl").read_text())
+    (table,) = run(tiny_encoder(), folder, tmp_path).tables
+    assert [row[0] for row in table.rows][:3] == ["Seen", "Twice", "average, image+text → text"]
+    assert table.rows[2][-1].value == table.rows[0][-1].value == table.rows[1][-1].value
+
+
+@pytest.mark.parametrize(
+    ("query", "targets", "value"),
+    [("x", ["ab", "ba"], 0), ("ab", ["ab", "zz", "ab"], 1)],  # the same bytes; the right one twice
+)
+def test_a_tie_is_a_failure(folder, tmp_path, query, targets, value):
+    row = {"qry_text": query, "qry_img_path": "", "tgt_text": targets, "tgt_img_path": [""] * len(targets)}
     (folder / "Tie.jsonl").write_text(json.dumps(row) + "\n")
-    assert evaluate_mmeb(tiny_encoder(), folder, subsets=["Tie"]).headline[0].metric.value == 0
-    row |= {"qry_text": "ab", "tgt_text": ["ab", "zz", "ab"], "tgt_img_path": [""] * 3}  # the right one twice
-    (folder / "Tie.jsonl").write_text(json.dumps(row) + "\n")
-    assert evaluate_mmeb(tiny_encoder(), folder, subsets=["Tie"]).headline[0].metric.value == 1
+    assert run(tiny_encoder(), folder, tmp_path, subsets=["Tie"]).headline[0].metric.value == value
 
 
 @pytest.mark.parametrize(
@@ -76,17 +88,17 @@ def test_a_tie_is_a_failure(folder):
     [
         ({"tgt_text": ["a"], "tgt_img_path": [""]}, ValueError, "row 0: expected two different targets or more"),
         ({"tgt_text": ["a", "a"], "tgt_img_path": ["", ""]}, ValueError, "expected two different targets"),
-        ({"tgt_text": ["a", "b"]}, ValueError, "must be lists of one length"),
+        ({"tgt_text": ["a", "b"]}, ValueError, "row 0: expected .* two lists of one length"),
         ({"qry_img_path": "absent.png"}, FileNotFoundError, r"row 0: no image '.*absent\.png'"),
         ({"qry_text": "<|image_1|>", "qry_img_path": ""}, ValueError, "neither text nor image"),
-        ({"tgt_text": None}, ValueError, "must be lists of one length"),
+        ({"tgt_text": None}, ValueError, "two lists of one length"),
     ],
 )
-def test_a_malformed_row_is_named(folder, change, error, message):
+def test_a_malformed_row_is_named(folder, tmp_path, change, error, message):
     row = json.loads((folder / "Seen.jsonl").read_text().splitlines()[0])
     (folder / "Seen.jsonl").write_text(json.dumps(row | change) + "\n")
     with pytest.raises(error, match=message):
-        evaluate_mmeb(tiny_encoder(), folder, subsets=["Seen"])
+        run(tiny_encoder(), folder, tmp_path, subsets=["Seen"])
 
 
 def test_subsets_are_found_and_mistakes_named(folder, tmp_path):
@@ -101,9 +113,3 @@ def test_subsets_are_found_and_mistakes_named(folder, tmp_path):
     (folder / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="has no subset"):
         find_subsets(folder / "empty")
-
-
-def test_the_command_knows_it():
-    words = ["model", "--benchmark", "mmeb", "--data", "d", "--out", "o", "--subsets", "A", "B", "--images", "i"]
-    args, benchmark = parse(words)
-    assert (benchmark.name, args.subsets, args.images) == ("mmeb", ["A", "B"], "i")

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_pairs
-from conjoin.evaluation.tasks.pairs import evaluate_pairs, pairs_tasks
+from conjoin.evaluation import EvaluateOptions, evaluate
+from conjoin.evaluation.tasks.pairs import CELLS, PairsOptions, pairs_cells
 from tiny_encoder import tiny_encoder
 
 CAPTIONS = [  # image 2 has one caption, the last caption is of two images
@@ -32,6 +33,10 @@ def pairs(tmp_path):
     return load_pairs(tmp_path / "captions.csv")
 
 
+def run(encoder, data, out, **which):
+    return evaluate(encoder, "pairs", out, EvaluateOptions(baselines=False), data=data, **which)
+
+
 def naive_ranks(encoder, folder, asked):
     images = [str(folder / f"{number}.png") for number in range(5)]
     texts = list(dict.fromkeys(text for _, text in CAPTIONS))
@@ -47,24 +52,38 @@ def naive_ranks(encoder, folder, asked):
 
 
 def test_scores_are_those_of_a_naive_loop(pairs, tmp_path):
-    results = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "collections")
-    assert results.dataset == {"pairs": 9, "images": 5, "texts": 8}
+    results = run(tiny_encoder(), pairs, tmp_path / "out")
     for asked, found, queries in (("text", "image", 8), ("image", "text", 5)):
-        cell = results.cell(asked, found)
+        score = next(each for each in results.scores if each.name == f"{asked} → {found}")
         ranks = naive_ranks(tiny_encoder(), tmp_path, asked)
-        assert (cell.queries, cell.gallery) == (queries, 13 - queries) and len(set(ranks)) > 1
+        assert (score.queries, score.candidates) == (queries, 13 - queries) and len(set(ranks)) > 1
         for k in (1, 5, 10):
-            assert cell.metrics[f"hit_rate@{k}"].value == pytest.approx((ranks <= k).mean())
-        assert cell.metrics["mrr@10"].value == pytest.approx((1 / ranks).mean())
-    assert results.cell("text", "image").metrics["hit_rate@1"].chance == pytest.approx((7 * 0.2 + 0.4) / 8)
-    assert [headline.label for headline in results.headline] == ["text → image, R@5", "image → text, R@5"]
+            assert score.metrics[f"hit_rate@{k}"].value == pytest.approx((ranks <= k).mean())
+        assert score.metrics["mrr@10"].value == pytest.approx((1 / ranks).mean())
+    assert results.metrics("text → image")["hit_rate@1"].chance == pytest.approx((7 * 0.2 + 0.4) / 8)
+    assert [headline.label for headline in results.headline] == [f"{name}, R@5" for name in CELLS]
     first = results.examples[0]
     assert first.query.text == "a red thing" and first.results[0].item.image.startswith("data:image/")
     assert results.examples[3].query.image and results.examples[3].results[0].item.text
 
 
+def test_words_find_rows_of_picture_and_text(pairs, tmp_path):
+    """What `conjoin start` shows; each row of the gallery is encoded once, and each text."""
+    encoder = tiny_encoder(batch_size=1)
+    (score,) = run(encoder, pairs, tmp_path / "out", cells=["text → image+text"]).scores
+    assert (score.queries, score.candidates) == (8, 9) and len(encoder.model.batches) == 8 + 9
+    items = encoder.encode([{"image": str(tmp_path / f"{number}.png"), "text": text} for number, text in CAPTIONS])
+    texts = list(dict.fromkeys(text for _, text in CAPTIONS))
+    ranks = []
+    for text, row in zip(texts, encoder.encode(texts) @ items.T, strict=True):
+        right = np.array([text == other for _, other in CAPTIONS])
+        ranks.append(1 + (row[~right] >= row[right].max() - 1e-6).sum())
+    assert score.metrics["mrr@10"].value == pytest.approx((1 / np.array(ranks)).mean())
+    assert score.metrics["hit_rate@1"].chance == pytest.approx((7 / 9 + 2 / 9) / 8)
+
+
 def test_the_score_that_most_wrong_answers_lie_below(pairs, tmp_path):
-    table = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "collections").tables[-1]
+    table = run(tiny_encoder(), pairs, tmp_path / "out", cells=list(CELLS[:2])).tables[-1]
     images = [str(tmp_path / f"{number}.png") for number in range(5)]
     texts = list(dict.fromkeys(text for _, text in CAPTIONS))
     scores = tiny_encoder().encode(images) @ tiny_encoder().encode(texts).T
@@ -80,10 +99,10 @@ def test_the_score_that_most_wrong_answers_lie_below(pairs, tmp_path):
 def test_equal_vectors_find_nothing_but_their_own(pairs, tmp_path):
     encoder = tiny_encoder()
     encoder.model.weight.data[:] = 1.0
-    results = evaluate_pairs(encoder, pairs, tmp_path / "collections")
+    results = run(encoder, pairs, tmp_path / "out")
     ranks = {"text": [5] * 7 + [4], "image": [6, 7, 8, 7, 8]}  # all wrong candidates are better
     for asked, found in (("text", "image"), ("image", "text")):
-        value = results.cell(asked, found).metrics["mrr@10"].value
+        value = results.metrics(f"{asked} → {found}")["mrr@10"].value
         assert value == pytest.approx(np.mean([1 / rank for rank in ranks[asked]]))
 
 
@@ -96,32 +115,23 @@ def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path)
             return super().encode_batches(items, *args, **kwargs)
 
     encoder = Told(tiny_encoder().model, tiny_encoder().processor)
-    told = {"instructions": {"text": "Find an image."}}
-    first = evaluate_pairs(encoder, pairs, tmp_path / "collections", **told)
+    told = {"text_instruction": "Find an image.", "cells": list(CELLS[:2])}
+    first = run(encoder, pairs, tmp_path / "out", **told)
     assert seen == [("Find an image.", 8), (None, 5), (None, 8)]
-    assert evaluate_pairs(encoder, pairs, tmp_path / "collections", **told) == first and len(seen) == 3
-    assert first.config == {"text instruction": "Find an image.", "image instruction": None}
-
-
-def test_no_pairs(pairs, tmp_path):
-    with pytest.raises(ValueError, match="there are no pairs to evaluate"):
-        evaluate_pairs(tiny_encoder(), pairs.select([]), tmp_path)
+    assert run(encoder, pairs, tmp_path / "out", **told) == first and len(seen) == 3
 
 
 def test_queries_search_a_whole_gallery(pairs, tmp_path):
     held_out = pairs.select([4, 5, 6])  # images 2 and 3, with one and two captions
-    results = evaluate_pairs(tiny_encoder(), held_out, tmp_path / "a", gallery=pairs)
-    whole = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "b")
-    for asked, target, queries, gallery in (("text", "image", 3, 5), ("image", "text", 2, 8)):
-        cell = results.cell(asked, target)
-        assert (cell.queries, cell.gallery) == (queries, gallery) == (queries, whole.cell(asked, target).gallery)
+    results = run(tiny_encoder(), held_out, tmp_path / "out", gallery=pairs)
+    assert [(score.queries, score.candidates) for score in results.scores] == [(3, 5), (2, 8), (3, 12)]
     ranks = naive_ranks(tiny_encoder(), tmp_path, "text")[[4, 5, 6]]
-    assert results.cell("text", "image").metrics["mrr@10"].value == pytest.approx((1 / ranks).mean())
-    assert results.dataset["rows of the gallery"] == 9
+    assert results.metrics("text → image")["mrr@10"].value == pytest.approx((1 / ranks).mean())
 
 
 def test_texts_that_differ_in_case_or_spacing_are_one(pairs, tmp_path):
     again = pairs.map(lambda row: {"text": {"7": "A  Blank", "2": "GREEN"}.get(row["id"], row["text"])})
-    first, second = (evaluate_pairs(tiny_encoder(), each, tmp_path / "c") for each in (pairs, again))
-    assert first.combinations[0].queries == second.combinations[0].queries == 8
-    assert pairs_tasks(again)[0].qrels["6"] == ["0", "5"]  # "a blank" stands at two images
+    to_image, _, to_item = pairs_cells(PairsOptions(data=again))
+    assert len(to_image.qrels) == 8
+    assert to_image.qrels["6"] == ["0", "5"]  # "a blank" stands at two images
+    assert to_item.qrels["6"] == ["6", "7"]

@@ -8,7 +8,7 @@ import datasets
 
 from conjoin.data import load_emoji, symmetric_triplets
 from conjoin.data.emoji.sample import emoji_concepts
-from conjoin.evaluation.benchmark import Task, option
+from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.task import Cell, Rows
 from conjoin.evaluation.tasks.symmetric import SUMMARY, triplet_cell
 
@@ -19,14 +19,21 @@ _TITLES = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EmojiOptions:
-    """Which concepts are queries, and how they are drawn and named."""
+    """Which concepts are queries, and how they are drawn and named.
 
-    split: Literal["test", "validation"] = option("concepts to evaluate on", "test")
-    query_style: Literal["twemoji", "openmoji"] = option("artist of the queries' pictures", "openmoji")
-    gallery_style: Literal["twemoji", "openmoji"] = option("artist of the gallery's pictures", "twemoji")
-    language: str = option("language of the names in the queries, such as de; the gallery has English names", "en")
+    Args:
+        split: Concepts to evaluate on.
+        query_style: Artist of the queries' pictures.
+        gallery_style: Artist of the gallery's pictures.
+        language: Language of the names in the queries, such as de; the gallery has English names.
+    """
+
+    split: Literal["test", "validation"] = "test"
+    query_style: Literal["twemoji", "openmoji"] = "openmoji"
+    gallery_style: Literal["twemoji", "openmoji"] = "twemoji"
+    language: str = "en"
 
 
 def emoji_rows(options: EmojiOptions) -> tuple[datasets.Dataset, datasets.Dataset]:
@@ -80,7 +87,7 @@ def emoji_cells(options: EmojiOptions) -> list[Cell]:
         among = pools[target] if setting == "local" else None
         name = f"{setting} {query} → {target}"
         cells.append(Cell(name, asked[query], corpus, qrels, among, section=_TITLES[setting]))
-    styles = {"query_style": options.gallery_style, "positive_style": options.query_style}
+    styles: dict[str, Any] = {"query_style": options.gallery_style, "positive_style": options.query_style}
     return [*cells, triplet_cell("emoji triplets", symmetric_triplets(options.split, **styles))]
 
 

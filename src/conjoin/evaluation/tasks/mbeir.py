@@ -11,7 +11,7 @@ from typing import Literal
 
 from conjoin.data import MbeirCandidates, find_cells, mbeir_queries
 from conjoin.data.mbeir import pool_file, qrels_file, required
-from conjoin.evaluation.benchmark import Task, option
+from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.results import read_qrels
 from conjoin.evaluation.task import Cell, Rows
 
@@ -21,18 +21,23 @@ _SHORT = {"text": "t", "image": "i", "image,text": "it"}
 _CUT_OFFS = (1, 5, 10, 50)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MbeirOptions:
-    """Which cells of M-BEIR are evaluated, and how."""
+    """Which cells of M-BEIR.
 
-    data: str = option("root folder of M-BEIR, or of the miniature that experiments/mini_mbeir.py writes")
-    split: Literal["test", "val"] = option("queries to evaluate on", "test")
-    cells: list[str] | None = option("only these, e.g. visualnews_task0 cirr_task7 (default: all 16)", None)
-    pools: list[str] = field(
-        default_factory=lambda: list(SETTINGS),
-        metadata={"help": "candidates; without the global pool each local one is encoded alone", "choices": SETTINGS},
-    )
-    instructions: bool = option("whether queries have their instruction, the same one in every evaluation", True)
+    Args:
+        data: Root folder of M-BEIR, or of the miniature that experiments/mini_mbeir.py writes.
+        split: Queries to evaluate on.
+        cells: Only these, e.g. visualnews_task0 cirr_task7 (default: all 16).
+        pools: Candidates of a cell (local) or of all (global); without the global pool, each local one is encoded.
+        instructions: Whether queries have their instruction, the same one in every evaluation.
+    """
+
+    data: str
+    split: Literal["test", "val"] = "test"
+    cells: list[str] | None = None
+    pools: list[str] = field(default_factory=lambda: list(SETTINGS))
+    instructions: bool = True
 
 
 def mbeir_cells(options: MbeirOptions) -> list[Cell]:
@@ -94,7 +99,7 @@ TASK = Task(
     "mbeir",
     "M-BEIR",
     "Hit rates on M-BEIR: any right candidate among the first k. Published tables print k = 10 for Fashion200K and "
-    "FashionIQ, else 5; GCL's print 50. The queries of each cell search the cell's own pool (local) and the pool of all "
+    "FashionIQ, else 5; GCL's print 50. The queries of each cell search its own pool (local) and the pool of all "
     "cells (global). Wrong candidates that tie with the best right one count as better.",
     MbeirOptions,
     mbeir_cells,

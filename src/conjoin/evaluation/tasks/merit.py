@@ -10,30 +10,32 @@ from typing import Literal
 
 from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
 from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
-from conjoin.evaluation.benchmark import Task, option
+from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.task import Cell, Rows
 
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MeritOptions:
-    """Which queries of MERIT are evaluated, and how."""
+    """Which queries of MERIT.
 
-    data: str = option("root folder of MERIT, or of the miniature that experiments/mini_merit.py writes")
-    split: Literal["test", "validation"] = option("validation is part of a miniature", "test")
-    subset: list[str] | None = option(
-        "only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all)", None
-    )
-    exclude_query_products: bool = option(
-        "leave the products that a query shows out of its ranking (as published, they stay)", False
-    )
-    without: list[str] = field(
-        default_factory=list,
-        metadata={"help": "ablations: image: captions in place of images; title: no titles", "choices": PARTS},
-    )
-    captions: str | None = option("JSON lines of idx and caption (default: captions.jsonl of the data)", None)
+    Args:
+        data: Root folder of MERIT, or of the miniature that experiments/mini_merit.py writes.
+        split: Validation is part of a miniature.
+        subset: Only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all).
+        exclude_query_products: Leave the products that a query shows out of its ranking (as published, they stay).
+        without: Ablations, in queries and products: image: captions in place of images; title: no titles.
+        captions: JSON lines of idx and caption (default: captions.jsonl of the data).
+    """
+
+    data: str
+    split: Literal["test", "validation"] = "test"
+    subset: list[str] | None = None
+    exclude_query_products: bool = False
+    without: list[str] = field(default_factory=list)
+    captions: str | None = None
 
 
 def merit_cells(options: MeritOptions) -> list[Cell]:

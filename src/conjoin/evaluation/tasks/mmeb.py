@@ -5,19 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conjoin.data.mmeb import IMAGE_INSTRUCTIONS, find_subsets, mmeb_item, read_subset
-from conjoin.evaluation.benchmark import Task, option
+from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.task import Cell, Rows
 
 COLUMNS = ("qry_text", "qry_img_path", "tgt_text", "tgt_img_path")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MmebOptions:
-    """Which subsets of MMEB are evaluated."""
+    """Which subsets of MMEB.
 
-    data: str = option("folder of the subsets")
-    images: str | None = option("folder that the paths of images are relative to (default: that of the data)", None)
-    subsets: list[str] | None = option("only these (default: all)", None)
+    Args:
+        data: Folder of the subsets.
+        images: Folder that the paths of images are relative to (default: that of the data).
+        subsets: Only these (default: all).
+    """
+
+    data: str
+    images: str | None = None
+    subsets: list[str] | None = None
 
 
 def mmeb_cells(options: MmebOptions) -> list[Cell]:
@@ -35,9 +41,10 @@ def mmeb_cells(options: MmebOptions) -> list[Cell]:
         queries, targets, pools = [], dict[tuple[str, str], str](), dict[str, list[str]]()
         for number, row in enumerate(read_subset(path)):
             id_ = f"{path.parent.name}/{path.name}, row {number}"
-            lists = [row.get("tgt_text"), row.get("tgt_img_path")]
-            if not set(COLUMNS) <= set(row) or not all(isinstance(each, list) for each in lists):
-                raise ValueError(f"{id_}: expected {', '.join(COLUMNS)}, the last two lists; got {row!r:.200}")
+            lists = [row.get(name) for name in COLUMNS[2:]]
+            is_whole = set(COLUMNS) <= set(row) and all(isinstance(each, list) for each in lists)
+            if not is_whole or len(lists[0]) != len(lists[1]):
+                raise ValueError(f"{id_}: expected {', '.join(COLUMNS)}, the last two lists of one length; got {row}")
             found = [(text or "", image or "") for text, image in zip(*lists, strict=True)]
             pools[id_] = list(dict.fromkeys(targets.setdefault(target, f"target {len(targets)}") for target in found))
             if len(pools[id_]) < 2:
@@ -65,8 +72,8 @@ TASK = Task(
     "mmeb",
     "MMEB",
     "Precision@1: the share of queries whose right target is closer than all others of the row. Ties are failures. "
-    "The averages are over subsets. A query that asks about an image has an image and a text. A target whose text only "
-    "asks for its representation is an image.",
+    "The averages are over subsets. A query that asks about an image has an image and a text. A target whose text "
+    "only asks for its representation is an image.",
     MmebOptions,
     mmeb_cells,
     ks=(1,),

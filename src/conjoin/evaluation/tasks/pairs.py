@@ -1,16 +1,15 @@
-"""Image-text pairs: text → image and image → text, as on Flickr30k and COCO (PUMA Tables 4 and 10), and text → item."""
+"""Image-text pairs: text → image and image → text, as on Flickr30k and COCO (PUMA Tables 4 and 10)."""
 
 import unicodedata
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import datasets
 import numpy as np
 
 from conjoin.data import load_pairs
 from conjoin.data.pairs import undecoded
-from conjoin.evaluation.benchmark import Task, option
+from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.results import Metric, Table, TableRow
 from conjoin.evaluation.task import Cell, CellScores, Rows
 from conjoin.storage.fingerprints import row_digest
@@ -23,19 +22,31 @@ _SCORES_NOTE = (
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PairsOptions:
-    """The pairs, and what else is searched."""
+    """Which pairs.
 
-    data: Any = option("the pairs: a source as for conjoin encode", type=str)
-    split: str = option("split of the data", "train")
-    image_column: str | None = option("column of the images, when it cannot be guessed", None)
-    text_column: str | None = option("column of the texts, when it cannot be guessed", None)
-    id_column: str | None = option("column of the ids, when it cannot be guessed", None)
-    gallery: Any = option("further candidates: the catalogue of which the data are the held-out part", None, type=str)
-    text_instruction: str | None = option("instruction for texts that search", None)
-    image_instruction: str | None = option("instruction for images that search for texts", None)
-    cells: list[str] | None = option(f"only these, of {', '.join(map(repr, CELLS))}", None)
+    Args:
+        data: The pairs, as for conjoin encode.
+        split: Split of the data.
+        image_column: Column of the images, when it cannot be guessed.
+        text_column: Column of the texts, when it cannot be guessed.
+        id_column: Column of the ids, when it cannot be guessed.
+        gallery: Further candidates: the catalogue of which the data are the held-out part.
+        text_instruction: Instruction for texts that search.
+        image_instruction: Instruction for images that search for texts.
+        cells: Only these, of "text → image", "image → text" and "text → image+text".
+    """
+
+    data: str
+    split: str = "train"
+    image_column: str | None = None
+    text_column: str | None = None
+    id_column: str | None = None
+    gallery: str | None = None
+    text_instruction: str | None = None
+    image_instruction: str | None = None
+    cells: list[str] | None = None
 
 
 def pairs_cells(options: PairsOptions) -> list[Cell]:
@@ -102,7 +113,7 @@ TASK = Task(
     "pairs",
     "Image-text pairs",
     "Each text searches all images, and each image searches all texts; any of its partners is right. In text → "
-    "image+text, each text searches the rows with both, as `conjoin start` shows them; all rows of the text are right. "
+    "image+text, each text searches the rows with both, as `conjoin start` does; all rows of the text are right. "
     "Wrong candidates that tie with the best right one count as better.",
     PairsOptions,
     pairs_cells,

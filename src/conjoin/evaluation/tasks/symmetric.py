@@ -14,7 +14,7 @@ import datasets
 
 from conjoin.data import load_pairs, load_triplets
 from conjoin.data.columns import undecoded
-from conjoin.evaluation.benchmark import Task, option
+from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.task import Cell, Rows
 from conjoin.storage.fingerprints import text_digest
 
@@ -25,14 +25,21 @@ SUMMARY = (
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SymmetricOptions:
-    """The triplets, and what else is searched."""
+    """Which triplets.
 
-    data: str = option("file of the triplets")
-    distractors: str | None = option("further candidates, as for conjoin encode", None)
-    streaming: bool = option("read the distractors while encoding, without loading first", False)
-    instruction: str | None = option("instruction for every item, for models that follow instructions", None)
+    Args:
+        data: File of the triplets.
+        distractors: Further candidates, as for conjoin encode.
+        streaming: Read the distractors while encoding, without loading first.
+        instruction: Instruction for every item, for models that follow instructions.
+    """
+
+    data: str
+    distractors: str | None = None
+    streaming: bool = False
+    instruction: str | None = None
 
 
 class _Joined:
@@ -84,11 +91,12 @@ def triplet_cell(
     if not items:
         raise ValueError("there are no triplets to evaluate")
     queries, variants = (Rows(f"{name}, {role}", rows, instruction) for role, rows in sides.items())
-    corpus: Any = list(items.values()) if distractors is None else _Joined(items.values(), undecoded(distractors))
+    others = Rows("distractors", [] if distractors is None else undecoded(distractors))
+    corpus = _Joined(items.values(), others.rows)
     return Cell(
         name,
         queries,
-        Rows(f"{name}, candidates", corpus, instruction),
+        Rows(f"{name}, candidates", corpus, instruction, lambda id_: items[id_] if id_ in items else others.row(id_)),
         qrels,
         excluded=excluded,
         negatives=negatives,
