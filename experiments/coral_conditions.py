@@ -21,7 +21,8 @@ from transformers.utils import logging
 
 from conjoin.data import MeritProducts, merit_queries
 from conjoin.evaluation import bootstrap_ci
-from conjoin.evaluation.tasks.merit import evaluate_merit
+from conjoin.evaluation import evaluate_cells
+from conjoin.evaluation.tasks.merit import MeritOptions, merit_cells
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.retrieval import ItemEncoder
 
@@ -67,7 +68,7 @@ def first_results(model: MllmRetrieverModel, bench: Bench) -> dict[str, str]:
     """The first product of each test query."""
     encoder = ItemEncoder(model.eval(), bench.processor, batch_size=64, input_type="seq")
     with tempfile.TemporaryDirectory() as out:
-        evaluate_merit(encoder, bench.data, out, exclude_query_products=True)
+        evaluate_cells(encoder, merit_cells(MeritOptions(data=str(bench.data), exclude_query_products=True)), out)
         lines = next(Path(out).rglob("runs/*.txt")).read_text().splitlines()
     return {line.split()[0]: line.split()[2] for line in reversed(lines)}
 

@@ -445,7 +445,7 @@ def _score(cell: Cell, results: SearchResult, vectors: CellVectors, out: Path) -
     is_right = np.zeros(results.scores.shape, dtype=bool)
     for row, id_, names in zip(is_right, ids, results.ids, strict=True):
         row[: len(names)] = [name in cell.qrels[id_] for name in names]
-    ranks, hit = np.full(len(ids), 1 + is_right.shape[1]), is_right.any(axis=1)
+    ranks, hit = np.full(len(ids), 1 + results.scores.shape[1]), is_right.any(axis=1)
     if hit.any():
         ranks[hit] = rank_of_relevant(results.scores[hit], is_right[hit], tie_tolerance(torch.float32)).numpy()
     if cell.run_depth:
