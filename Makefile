@@ -93,7 +93,7 @@ sbom: $(ALL) ## List the pinned versions as CycloneDX; writes runs/sbom.json
 	@mkdir -p runs
 	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --of JSON -o runs/sbom.json
 
-licences: $(ALL) ## Write the table of docs/licences.md from what is installed
+licences: $(ALL) ## Write docs/licences.csv from what is installed
 	$(BIN)/python .ci/licences.py
 
 check: $(ALL) ## Lint, format, types

