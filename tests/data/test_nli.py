@@ -40,7 +40,7 @@ def test_any_dataset_with_other_columns():
     ("text", "columns", "negatives", "message"),
     [
         ("sent0,sent2\na,b\n", None, 0, "no column 'sent1'; the columns are 'sent0', 'sent2'; did you mean 'sent"),
-        ("sent0,sent1\na,b\nc,\n", None, 0, "row 1, column 'sent1': the text is missing"),
+        ("sent0,sent1\na,b\nc,\n", None, 0, "row 1, column 'sent1': text is empty"),
         ("sent0,sent1,hard_neg\na,b, \n", None, 1, "row 0, column 'hard_neg': text is empty"),
         ("sent0,sent1\na,b\n", None, 1, "no column 'hard_neg'"),
         ("sent0,sent1,x\na,b,c\n", {"negative": "x"}, 0, "the negative column 'x' is named, but hard_negatives=0"),

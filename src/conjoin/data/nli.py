@@ -1,6 +1,6 @@
 """Natural-language-inference triplets: sentence, entailed sentence and optional contradiction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -8,7 +8,7 @@ import datasets
 
 from conjoin.data.columns import require_columns
 from conjoin.data.pair_sources import open_source
-from conjoin.processing.item_error import ItemError
+from conjoin.data.training_rows import check_negatives
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
@@ -44,36 +44,21 @@ def load_nli(
         ValueError: An unknown part, a missing column (with the nearest name), an empty cell (with its row), another
             number of negatives, or a negative column without negatives.
     """
-    given = dict(columns or {})
-    unknown = [part for part in given if part not in NLI_COLUMNS]
-    if unknown:
-        raise ValueError(f"unknown part {unknown[0]!r} in columns; expected one of {list(NLI_COLUMNS)}")
-    if hard_negatives not in (0, 1):
-        raise ValueError(f"hard_negatives={hard_negatives}; expected 0, or 1 to use the column of the negatives")
-    if "negative" in given and not hard_negatives:
-        raise ValueError(f"the negative column {given['negative']!r} is named, but hard_negatives=0; set it to 1")
-    table, _ = open_source(source, split, streaming=False)
-    if not isinstance(table, datasets.Dataset):
-        raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
-    chosen = NLI_COLUMNS | given
-    if not hard_negatives:
+    chosen = NLI_COLUMNS | dict(columns or {})
+    if len(chosen) > len(NLI_COLUMNS):
+        raise ValueError(f"unknown part {[*chosen][-1]!r} in columns; expected one of {list(NLI_COLUMNS)}")
+    if not check_negatives(hard_negatives, 1):
+        if "negative" in (columns or {}):
+            raise ValueError(f"the negative column {chosen['negative']!r} is named, but hard_negatives=0; set it to 1")
         del chosen["negative"]
-    require_columns(chosen.values(), table.column_names)
-    texts = {part: _checked(table[column][:], column) for part, column in chosen.items()}
-    negatives = [[text] for text in texts["negative"]] if "negative" in texts else [[]] * len(table)
-    rows = {
-        "id": [str(row) for row in range(len(table))],
-        "query": texts["query"],
-        "positive": texts["positive"],
-        "negatives": negatives,
-        "target_modality": ["text"] * len(table),
-    }
+    table, _ = open_source(source, split, streaming=False)
+    require_columns(chosen.values(), list(table.column_names or ()))
+    rows: dict[str, list[Any]] = {"id": [], **{part: [] for part in chosen}}
+    for number, row in enumerate(table.select_columns([*dict.fromkeys(chosen.values())])):
+        rows["id"].append(str(number))
+        for part, column in chosen.items():
+            rows[part].append(check_text(row[column] or "", f"row {number}, column {column!r}"))
+    negatives = rows.pop("negative", None)
+    rows["negatives"] = [[]] * len(rows["id"]) if negatives is None else [[text] for text in negatives]
+    rows["target_modality"] = ["text"] * len(rows["id"])
     return datasets.Dataset.from_dict(rows, features=NLI_FEATURES)
-
-
-def _checked(values: Sequence[Any], column: str) -> list[str]:
-    for row, value in enumerate(values):
-        if value is None:
-            raise ItemError(f"row {row}, column {column!r}", "the text is missing")
-        check_text(value, f"row {row}, column {column!r}")
-    return list(values)

@@ -1,7 +1,7 @@
 """Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -126,21 +126,6 @@ def check_negatives(count: int, most: int | None = None) -> int:
     return count
 
 
-@runtime_checkable
-class KnownPositives(Protocol):
-    """Rows that give the ids of all positives and the dataset of each row without reading the rows."""
-
-    positives: Sequence[Any]
-    sources: Sequence[Hashable]
-
-
-@runtime_checkable
-class RepeatedRows(Protocol):
-    """Rows that say how many times each of them is used in an epoch."""
-
-    repeats: Sequence[float]
-
-
 class QueryRows(EpochRows):
     """Rows of queries and candidates whose random choices (prompt, positive, negatives) are seeded.
 
@@ -181,9 +166,12 @@ class NamedCandidates:
 
 
 def positives_of(rows: Any) -> Sequence[Any]:
-    """Return the id or ids of each row's positives; positives without an id count as distinct."""
+    """Return the id or ids of each row's positives; positives without an id count as distinct.
+
+    Rows that have them all as `positives` are not read.
+    """
     rows = _innermost(rows)
-    if isinstance(rows, KnownPositives):
+    if hasattr(rows, "positives"):
         return rows.positives
     names = _column(rows, "positive_id") or _column(rows, "positive") or [None] * len(rows)
     return [str(name) if isinstance(name, str | int) else index for index, name in enumerate(names)]
@@ -196,7 +184,7 @@ def sources_of(rows: Any) -> Sequence[Hashable]:
         ValueError: The rows have no dataset.
     """
     rows = _innermost(rows)
-    sources = rows.sources if isinstance(rows, KnownPositives) else _column(rows, "dataset")
+    sources = rows.sources if hasattr(rows, "sources") else _column(rows, "dataset")
     if sources is None:
         raise ValueError("one_dataset_per_batch needs rows with a 'dataset' column")
     return sources
@@ -204,8 +192,7 @@ def sources_of(rows: Any) -> Sequence[Hashable]:
 
 def repeats_of(rows: Any) -> Sequence[float] | None:
     """Return how many times each row is used in an epoch; None for once each."""
-    rows = _innermost(rows)
-    return rows.repeats if isinstance(rows, RepeatedRows) else None
+    return getattr(_innermost(rows), "repeats", None)
 
 
 def draw_ids(options: Sequence[str], count: int) -> list[str]:

@@ -13,15 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.training_rows import (
-    KnownPositives,
-    NamedCandidates,
-    QueryRows,
-    has_order,
-    positives_of,
-    repeats_of,
-    sources_of,
-)
+from conjoin.data.training_rows import NamedCandidates, QueryRows, has_order, positives_of, repeats_of, sources_of
 from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.losses import info_nce
 from conjoin.losses.gather import gather_with_gradient, is_distributed
@@ -160,7 +152,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
         row_labels = labels.tolist()
         first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
         candidates = {label: index for index, label in enumerate(first)}
-        known = dataset.positives if isinstance(dataset, KnownPositives) else [()] * len(row_labels)
+        known = getattr(dataset, "positives", [()] * len(row_labels))
         pairs = [
             (row, candidates[label])
             for row, (drawn, names) in enumerate(zip(row_labels, known, strict=True))
