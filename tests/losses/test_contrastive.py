@@ -11,7 +11,7 @@ from naive_losses import Largest, assert_near, assert_same, leaf, scalar
 from torch.utils.flop_counter import FlopCounterMode
 
 from conjoin import losses
-from conjoin.losses import ContrastiveLoss, GclLoss, Temperature, gather_rows, info_nce, kernel, mac_hard_temperature
+from conjoin.losses import ContrastiveLoss, GclLoss, Temperature, gather_rows, info_nce, kernel
 
 PLACES = torch.tensor([8, 0, 3, 3, 1, 2])
 IDS = torch.tensor([4, 7, 4, 1, 9, 7])
@@ -187,15 +187,6 @@ def test_modules_pass_everything_on_and_train_their_temperature():
         assert module.temperature.log_value.grad.abs() > 1e-3
 
 
-def test_the_intra_modality_temperature_of_mac():
-    assert mac_hard_temperature(0.05, 0.2, 0.0) == mac_hard_temperature(0.05, 0.0, 0.7) == 0.05
-    for progress in (0.25, 0.5, 0.8, 1.0):
-        assert mac_hard_temperature(0.05, 0.2, progress) == pytest.approx(0.05 * math.exp(-0.2 * progress), rel=1e-12)
-        held = 0.03 * math.exp(-0.5 * min(2 * progress, 1))
-        assert mac_hard_temperature(0.03, 0.5, progress, hold_after=0.5) == pytest.approx(held, rel=1e-12)
-    assert [mac_hard_temperature(0.05, 0.2, p, round_to=3) for p in (0.0, 0.5, 1.0)] == [0.05, 0.045, 0.041]
-
-
 @pytest.mark.parametrize(
     ("name", "block", "count"), [("info_nce", 8, 300), ("multi_positive", 8, 300), ("gcl", 8, 300), ("gcl", 256, 352)]
 )
@@ -254,12 +245,6 @@ def test_bad_input_is_named(loss, arguments, given, message):
         given = {"gathered": gather_rows(*arguments[:3], **given)}
     with pytest.raises(ValueError, match=message):
         getattr(losses, loss)(*arguments, **given)
-
-
-def test_a_fixed_temperature_stays():
-    temperature = Temperature(0.005)
-    assert temperature().item() == pytest.approx(0.005)
-    assert [p for p in temperature.parameters() if p.requires_grad] == []
 
 
 @pytest.mark.parametrize(("start", "end"), [(5.0, 1.0), (1e-4, 0.01)])

@@ -1,6 +1,7 @@
 """Compression of an embedder by its own states; the analysis of layers reports what the model computes."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from conjoin.cli.main import main
 from conjoin.evaluation import Curve, Results, render_report
 from conjoin.hub import load_embedder, load_model, model_upload
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
-from conjoin.processing import MllmRetrieverProcessor
 from conjoin.trainers.compress import (
     ATTENDED,
     CompressOptions,
@@ -50,22 +49,6 @@ def colours(count):
     for number in range(count):
         colour = (number * 20 % 256, number * 67 % 256, number * 111 % 256)
         yield {"image": Image.new("RGB", (16, 16 + 4 * (number % 3)), colour), "text": f"box {number}, {colour}"}
-
-
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "llava"])
-def test_a_pruned_copy_is_a_checkpoint_loaded_with_fewer_layers(name, mllm_checkpoints, pictures):
-    source = mllm_checkpoints(name)[0]
-    whole, processor = MllmRetrieverModel.from_mllm(source), MllmRetrieverProcessor.from_mllm(source)
-    loaded, copied = MllmRetrieverModel.from_mllm(source, 3), whole.pruned(3)
-    assert copied.config.to_dict() == loaded.config.to_dict()
-    batch = processor([pictures[0], "a b", {"image": pictures[1], "text": "c"}])
-    with torch.no_grad():
-        assert torch.equal(copied(**batch).embeddings, loaded(**batch).embeddings)
-        before = whole(**batch).embeddings
-        copied.requires_grad_(False)
-        for parameter in copied.parameters():
-            parameter.zero_()
-        assert torch.equal(whole(**batch).embeddings, before), "the copy shares no weights"
 
 
 @pytest.mark.slow
@@ -168,10 +151,14 @@ def test_states_are_those_of_models_pruned_there(name, retriever, pairs):
         states = readout_states(model, processor, items)
         assert states.shape[:2] == (DEPTH, len(items))
         for keep in range(2, DEPTH + 1):
-            pruned, _ = retriever(name, keep)
+            copied, loaded = model.pruned(keep), retriever(name, keep)[0]
+            assert copied.config.to_dict() == loaded.config.to_dict()
             with torch.no_grad():
-                expected = pruned(**processor(items)).pooler_output
-            assert (states[keep - 1] - expected).abs().max() <= 1e-5
+                for pruned in (copied, loaded):
+                    expected = pruned(**processor(items)).pooler_output
+                    assert (states[keep - 1] - expected).abs().max() <= 1e-5
+                for parameter in copied.parameters():  # which shares no weights
+                    parameter.requires_grad_(False).zero_()
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "llava"])
@@ -255,19 +242,17 @@ def test_the_report(retriever, pairs, tmp_path):
     assert type(results).load(tmp_path / "a.json") == results
 
 
-class TestErrors:
-    def test_what_cannot_be_analysed(self, retriever, pairs):
-        model, processor = retriever("qwen2_vl")
-        with pytest.raises(ValueError, match="only an MLLM retriever can be read at every layer, got Linear"):
-            linear = torch.nn.Linear(1, 1)
-            linear.config = model.config.backbone_config
-            analyse_mllm(linear, processor, pairs)
-        with pytest.raises(ValueError, match="1 pairs are too few for retrieval; expected at least 2"):
-            analyse_mllm(model, processor, pairs[:1])
-        with pytest.raises(ValueError, match="every item must have an image and a text; item 1 lacks one"):
-            analyse_mllm(model, processor, [pairs[0], {"image": pairs[0]["image"], "text": None}])
-        with pytest.raises(ValueError, match="the results 'other' have no curve; expected those of `compress`"):
-            analyse_mllm(model, processor, pairs, compressed=Results(title="other", summary="", seed=0))
+def test_what_cannot_be_analysed(retriever, pairs):
+    model, processor = retriever("qwen2_vl")
+    joint, other = SimpleNamespace(config=SimpleNamespace(model_type="joint_encoder")), Results("other", "", 0)
+    for given, items, compressed, message in (
+        (joint, pairs, None, "only an MLLM retriever can be read at every layer"),
+        (model, pairs[:1], None, "1 pairs are too few for retrieval"),
+        (model, [pairs[0], {"image": pairs[0]["image"], "text": None}], None, "item 1 lacks one"),
+        (model, pairs, other, "the results 'other' have no curve"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            analyse_mllm(given, processor, items, compressed=compressed)
 
 
 def test_the_depth_is_the_fewest_layers_with_the_share():

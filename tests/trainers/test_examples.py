@@ -113,7 +113,9 @@ def test_train_embedder_and_compress(rows):
     start("train_embedder.py", *words)
     assert (rows / "out/adapter/adapter_config.json").is_file()
     sizes = ["--layers", 2, "--steps", 2, "--batch_size", 4, "--held_out", 4, "--lora_rank", 2]
-    printed = start("compress.py", "--model", rows / "out", "--data", rows / "pairs", "--out", rows / "small", *sizes)
+    printed = start(
+        "compress.py", "--model", rows / "out", "--data", rows / "pairs", "--out", rows / "small", *sizes, ranks=2
+    )
     assert load_model(rows / "small/layers-2")[0].config.keep_layers == 2 and "compress.html" in printed
 
 

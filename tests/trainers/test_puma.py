@@ -1,26 +1,19 @@
 """PUMA: the terms of both stages, the teachers and their cached states."""
 
 import copy
-import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig
-from PIL import Image
-from safetensors.torch import load_file
-from transformers import AutoModel, AutoProcessor
 
-from conjoin.data import MeritTraining, RetrievalCollator
+from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import NamedCandidates, QueryRows
-from conjoin.hub import load_model
 from conjoin.losses import info_nce, self_distillation
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
 from conjoin.trainers.puma import PumaStage1Config, PumaStage2Config
-from tiny_merit import write_merit
-from tiny_puma import TARGETS, Instructed, make_student, make_trainer, sentences
+from tiny_puma import Instructed, make_student, make_trainer, sentences
 
 KEEP = 2
 TAUGHT = ("queries", "positives")
@@ -240,46 +233,4 @@ def test_without_decay_it_is_info_nce_and_reversed_it_swaps_the_temperatures(fol
     assert len({plain["mac_loss"].item(), reverse["mac_loss"].item(), expected.item()}) == 3
 
 
-def test_the_temperature_falls(folder, tmp_path):
-    model, processor = make_student(folder)
-    trainer = make_trainer(
-        "puma_stage2", model, processor, tmp_path, Instructed(16), max_steps=4, decay=0.5, temperature=0.05,
-        gradient_cache_chunk_size=3, dataloader_num_workers=2, activation_checkpointing=True,
-    )  # fmt: skip
-    trainer.train()
-    log = [entry for entry in trainer.state.log_history if "mac_loss" in entry]
-    assert [entry["hard_temperature"] for entry in log] == pytest.approx(
-        [0.05 * math.exp(-0.5 * step / 4) for step in range(4)]
-    )
-
-
 # Both stages
-
-
-def test_both_stages_move_only_adapted_layers_and_give_a_model_that_loads(folder, tmp_path):
-    model, processor = make_student(folder, lora=False)
-    lora = LoraConfig(r=2, lora_alpha=4, target_modules=TARGETS)
-    model.save_pretrained(tmp_path / "zero")
-    arguments = {"teacher_model_name_or_path": folder, "peft_config": lora}
-    first = make_trainer("puma_stage1", model, processor, tmp_path / "one", sentences(8), **arguments)
-    first.train()
-    first.save_model()
-    write_merit(tmp_path / "merit")  # queries of several images
-    rows, held_out = (MeritTraining(tmp_path / "merit", hard_negatives=1, split=split) for split in ("train", "test"))
-    model, processor = load_model(tmp_path / "one")
-    second = make_trainer(
-        "puma_stage2", model, processor, tmp_path / "two", rows, held_out, peft_config=lora,
-        per_device_train_batch_size=2,
-    )  # fmt: skip
-    second.train()
-    assert "eval_query_to_candidate_hit_rate@1" in second.evaluate()
-    second.save_model()
-    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("zero", "one", "two")]
-    for before, after in itertools.pairwise(weights):
-        moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
-        assert moved == {name for name in after if "language_model.layers." in name and "_proj.weight" in name}
-    model = AutoModel.from_pretrained(tmp_path / "two", trust_remote_code=True).eval()
-    processor = AutoProcessor.from_pretrained(tmp_path / "two", trust_remote_code=True)
-    items = ["a man", Image.new("RGB", (16, 16)), {"image": Image.new("RGB", (9, 20), "red"), "text": "but green"}]
-    assert model.config.keep_layers == KEEP
-    assert model(**processor(items, instruction="Find it.")).embeddings.shape == (3, 32)

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import mini_mbeir as mini_module
 import pytest
-from PIL import Image
 
 from conjoin.hub import load_model
 from conjoin.trainers import load_recipe
-from tiny_commands import variants, write_rows
-from tiny_embedders import drop_video, save_embedder
+from tiny_commands import variants
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "training_args/puma"
@@ -72,19 +70,6 @@ def test_two_processes_share_the_cached_states(mllm_checkpoints, tmp_path, launc
     launch("train", recipe, "--per_device_train_batch_size", 3)
     assert sum("distillation_loss" in entry for entry in log_of(tmp_path / "1")) == 2
     assert len([*(tmp_path / "states").glob("*.arrow")]) == 1
-
-
-def test_the_script_compresses(script, tmp_path, monkeypatch):
-    drop_video(monkeypatch)
-    save_embedder(tmp_path / "embedder", "qwen2_vl")
-    for number in range(16):
-        Image.new("RGB", (16, 16), (number * 16, 90, 250 - number * 9)).save(tmp_path / f"{number}.png")
-    pairs = write_rows(tmp_path / "pairs.jsonl", [{"image": f"{n}.png", "text": f"box {n}"} for n in range(16)])
-    words = "--layers 2 3 --steps 2 --batch_size 4 --held_out 4 --device cpu".split()
-    script("compress.py", "--model", tmp_path / "embedder", "--data", pairs, "--out", tmp_path / "out", *words)
-    found = json.loads((tmp_path / "out/compress.json").read_text())
-    assert [row[0] for row in found["tables"][0]["rows"]][3:] == ["3, untrained", "3, trained"]
-    assert load_model(tmp_path / "out/layers-2")[0].config.keep_layers == 2
 
 
 def test_variants_of_stage_2_start_from_variants_of_stage_1():

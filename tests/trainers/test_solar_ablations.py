@@ -146,13 +146,3 @@ def test_switches_that_change_the_samples(tiny_checkpoints, tmp_path, row, monke
     assert whole == (row == "RP, w/o CN")  # anything may go, or the intersection only, patch by patch
     assert not ((samples.image_weights[0] == 0) & ~shared[0]).any()
     assert segments in ([], [None])
-
-
-def test_fewer_miners_are_miners_left_out_of_the_file():
-    """The rows of Table 6 that leave miners out are miners left out of the file that `conjoin mine` reads."""
-    from conjoin.retrieval import parse_miners
-
-    (block,) = re.findall(r"```yaml\n(miners:.*?)```", (ROOT / "docs/mining.md").read_text(), re.DOTALL)
-    miners = parse_miners(yaml.safe_load(block)["miners"])
-    assert len(miners) == 7
-    assert [sum("clip-vit" in miner.model for miner in miners), len({miner.model for miner in miners})] == [4, 4]

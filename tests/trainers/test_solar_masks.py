@@ -31,12 +31,8 @@ def test_rho_goes_from_one_to_zero(schedule):
     assert values[49] > 0 and values[50:] == [0.0] * 51
     assert mask_schedule(0.0, schedule, 0.0) == 0  # hard from the start
     assert mask_schedule(0.5, schedule, 1.0) == pytest.approx(0.5) and mask_schedule(1.0, schedule, 1.0) == 0
-
-
-def test_masks_can_start_late():
-    values = [mask_schedule(progress, "linear", 0.5, 0.3) for progress in (0.0, 0.3, 0.4, 0.5, 1.0)]
-    assert values == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0])
-    assert mask_schedule(0.1, "cosine") == pytest.approx(0.9045, abs=1e-4)
+    late = [mask_schedule(progress, schedule, 0.5, 0.3) for progress in (0.0, 0.3, 0.4, 0.5, 1.0)]
+    assert late == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0])
 
 
 def test_the_mask_lies_between_ones_and_hard():
@@ -159,12 +155,6 @@ def test_padding_does_not_enter_a_segments_mean():
     assert image[:, 0].any() and not image[:, 1].any()
 
 
-def test_the_generator_decides():
-    first, again, other = construct(seed=1), construct(seed=1), construct(seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first.text_weights, other.text_weights)
-
-
 def test_pixels_of_masked_patches_are_the_mean():
     pixels = torch.rand(2, 3, 7, 4) + 1  # a row of pixels is left over
     weights = torch.tensor([[1, 0, 1, 1, 0, 1], [1.0] * 6])
@@ -186,17 +176,17 @@ def images(count=24, patches=30, width=16):
     )
 
 
-def algorithm_1(image, threshold=0.45, step=0.05, max_rounds=5, max_share=0.87, max_segments=5):
+def algorithm_1(image, threshold=0.45):
     """Its labels, and which ways the cut moved."""
     moves = []
-    for _ in range(max_rounds):
+    for _ in range(5):
         labels = fcluster(linkage(image.numpy(), "average", metric="cosine"), threshold, "distance")
         sizes = torch.bincount(torch.from_numpy(labels))[1:]
-        if sizes.max() / len(image) > max_share:
-            threshold -= step
+        if sizes.max() / len(image) > 0.87:
+            threshold -= 0.05
             moves.append("down")
-        elif len(sizes) > max_segments:
-            threshold += step
+        elif len(sizes) > 5:
+            threshold += 0.05
             moves.append("up")
         else:
             break
@@ -218,13 +208,6 @@ def test_equals_clustering_anew_for_every_cut(block, monkeypatch):
         seen.append(tuple(moves))
     assert () in seen and ("up",) * 5 in seen and any("down" in moves for moves in seen)
     assert any(0 < len(moves) < 5 for moves in seen)
-
-
-@pytest.mark.parametrize("settings", [(0.2, 0.1, 1, 0.5, 3), (0.6, 0.03, 9, 0.3, 2), (0.0, 0.3, 3, 1.0, 1)])
-def test_every_setting_is_algorithm_1s(settings):
-    features = images()
-    for found, image in zip(segment_patches(features, *settings), features, strict=True):
-        assert_same_partition(found, algorithm_1(image, *settings)[0])
 
 
 def test_regions_are_found_whatever_their_norms():
@@ -314,25 +297,6 @@ def test_scores_are_means_over_the_windows_around_a_token():
     torch.testing.assert_close(words.positive.std, words.scores[mask].std(correction=0))
     total = patches.positive.mean * patches.positive.n + patches.negative.mean * patches.negative.n
     assert abs(float(total)) < 1e-3
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_scores_and_masks_do_not_depend_on_the_order_of_rows(seed):
-    generator = torch.Generator().manual_seed(seed)
-    rows, side, count = 2 + seed % 4, 1 + seed % 5, 1 + seed % 3
-    patches, words = (torch.randn(rows, n, 6, generator=generator) for n in (side**2, count))
-    exists = torch.arange(count) < torch.randint(1, count + 1, (rows, 1), generator=generator)
-    tokens, order = pair(patches, words, exists), torch.randperm(rows, generator=generator)
-    moved = window_scores(mean_of_tokens, PairTokens(*(part[order] for part in tokens)))
-    for found, other, mask in zip(window_scores(mean_of_tokens, tokens), moved, tokens[2:], strict=True):
-        assert (found.scores.abs() <= 2).all() and (found.scores[~mask] == 0).all()
-        torch.testing.assert_close(other.scores, found.scores[order], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(other.positive.mean, found.positive.mean, rtol=1e-4, atol=1e-5)
-        threshold = torch.randn((), generator=generator) / 2
-        hard, lower = (evolutionary_mask(found.scores, mask, tau, 0.0) for tau in (threshold, threshold - 0.5))
-        assert ((hard > 0) & mask).any(1).all()  # a token that exists in every row
-        assert (lower >= hard * (found.scores > threshold)).all()  # a lower threshold keeps more
-        torch.testing.assert_close(evolutionary_mask(found.scores[order], mask[order], threshold, 0.0), hard[order])
 
 
 def test_separation_is_the_chance_that_a_positive_score_is_higher():

@@ -190,6 +190,7 @@ def compress(
             trainer = PumaStage2Trainer(student, stage2, QueryTable(options.tune), None, processor)
             trainer.train()
         trainer.save_model()
+        trainer.accelerator.wait_for_everyone()  # every process loads what the main one has saved
         measure("trained", *load_model(shared["output_dir"]))
     return _report(measured, options, split)
 

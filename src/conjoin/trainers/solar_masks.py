@@ -14,6 +14,8 @@ from conjoin.losses import AlignmentTerms, LocalScores, ScoreStatistics, Thresho
 from conjoin.models.joint_encoder import JointEncoderOutput
 
 PATCH_WINDOW, PATCH_STRIDE, WORD_WINDOW = 4, 3, 2
+FIRST_CUT, CUT_STEP, MAX_CUTS, MAX_SHARE, MAX_SEGMENTS = 0.45, 0.05, 5, 0.87, 5
+"""Of Algorithm 1: the first cosine distance, its change per cut, the cuts, the share of a segment, the segments."""
 IMAGES_PER_BLOCK = 32
 """Number of images whose distances are in memory at once."""
 ROLES = {
@@ -184,27 +186,15 @@ def evolutionary_mask(scores: Tensor, exists: Tensor, threshold: Tensor | float,
 
 
 @torch.no_grad()
-def segment_patches(
-    features: Tensor,
-    threshold: float = 0.45,
-    step: float = 0.05,
-    max_rounds: int = 5,
-    max_share: float = 0.87,
-    max_segments: int = 5,
-) -> Tensor:
+def segment_patches(features: Tensor) -> Tensor:
     """Cluster each image's patches by average linkage of cosine distances, cut at an adaptive height (Algorithm 1).
 
-    The cut starts at `threshold`. If a segment has more than `max_share` of the patches, the cut decreases by `step`;
-    otherwise, if there are more than `max_segments` segments, it increases by `step`. The search stops after
-    `max_rounds` cuts. The tree does not depend on the cut, so it is built once per image.
+    The cut starts at `FIRST_CUT`. If a segment has more than `MAX_SHARE` of the patches, the cut decreases by
+    `CUT_STEP`; otherwise, if there are more than `MAX_SEGMENTS` segments, it increases by it. The search stops after
+    `MAX_CUTS` cuts, so more segments are possible. The tree does not depend on the cut: it is built once per image.
 
     Args:
         features: `(N, P, D)` V', raw; a zero vector has distance 1 to every other vector.
-        threshold: Cosine distance of the first cut.
-        step: Change of the cut per round.
-        max_rounds: Maximum number of cuts, at least one.
-        max_share: Maximum share of patches in one segment.
-        max_segments: Maximum segments in one image; more are possible if `max_rounds` ends the search.
 
     Returns:
         `(N, P)` integers, the segment of each patch; the segments of an image are numbered from 0 without gaps.
@@ -222,14 +212,14 @@ def segment_patches(
         norms = products.diagonal(dim1=1, dim2=2).sqrt().clamp(min=torch.finfo(products.dtype).tiny)
         distances = (1 - products / norms[:, :, None] / norms[:, None]).clamp_(min=0)
         for image, condensed in enumerate(distances.cpu().numpy()[:, rows, columns].astype(np.float64), start):
-            tree, cut = linkage(condensed, "average"), threshold
+            tree, cut = linkage(condensed, "average"), FIRST_CUT
             largest = [1, *np.maximum.accumulate(tree[:, 3])]  # patches of the largest segment after so many merges
-            for _ in range(max_rounds):
+            for _ in range(MAX_CUTS):
                 used, merges = cut, np.searchsorted(tree[:, 2], cut, "right")
-                if largest[merges] / count > max_share:
-                    cut -= step
-                elif count - merges > max_segments:
-                    cut += step
+                if largest[merges] / count > MAX_SHARE:
+                    cut -= CUT_STEP
+                elif count - merges > MAX_SEGMENTS:
+                    cut += CUT_STEP
                 else:
                     break
             segments = fcluster(tree, used, "distance")
