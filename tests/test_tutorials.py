@@ -22,7 +22,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.trainers import load_recipe
 from loopback_hub import ENVIRONMENT
-from test_docs import parse, plain_commands
+from test_docs import plain_commands
 from tiny_catalogue import products, write_catalogue
 from tiny_embedders import save_embedder
 
@@ -206,9 +206,9 @@ def run_commands(code, parse_only, monkeypatch):
         assert parse_only or words[0] in NOT_RUN, words
         if "conjoin" in words:
             arguments = words[words.index("conjoin") + 1 :]
-            parsed, rest = parse(arguments)
+            _, options = cli.read_command(arguments)
             if arguments[0] == "train":
-                load_recipe(parsed.recipe, [*rest, "--bf16", "false"])
+                load_recipe(options.recipe, [*options.overrides, "--bf16", "false"])
 
 
 def sizes(arguments):

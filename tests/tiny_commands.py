@@ -3,15 +3,14 @@
 import json
 import shlex
 
-from conjoin.cli.main import make_parser
+from conjoin.cli.main import run_command
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange")
 
 
 def conjoin(*words):
     """Run a command; its errors are raised, where `main` prints them."""
-    args = make_parser().parse_args([str(word) for word in words])
-    args.func(args)
+    run_command([str(word) for word in words])
 
 
 def write_rows(path, rows):

@@ -1,8 +1,5 @@
 """Values that the options of the program list and the library checks, where naming them imports nothing."""
 
-from dataclasses import field
-from typing import Any
-
 AUTO = "auto"
 """Precision: bfloat16 where the hardware computes faster in it."""
 SAMPLE_MODEL = "sample"
@@ -23,12 +20,3 @@ INDEX_KINDS = {
 """Lance's indexes of vectors: the names that Lance gives them, and their classes in `lancedb.index`."""
 POOLINGS = ("mean", "cls", "last")
 """How the last states of a bare checkpoint become one vector."""
-INPUT_TYPES = ("seq", "cat", "avg")
-"""Those of `conjoin.processing`, which travels with checkpoints and imports nothing."""
-READOUTS = ("fused", "sum")
-"""Those of `conjoin.models.joint_encoder`, likewise."""
-
-
-def option(default: Any, flag: str, **settings: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """A field of a dataclass that is also a flag of the program; `settings` as for `ArgumentParser.add_argument`."""
-    return field(default=default, metadata={"flag": flag, **settings})

@@ -1,50 +1,56 @@
-"""The help of every command reads alike."""
+"""The help of every command reads alike, and comes at once."""
 
-import argparse
+import re
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from importlib import import_module
 
 import pytest
 
-from conjoin.cli import evaluate
-from conjoin.cli.main import make_parser
-from conjoin.evaluation import find_task
-from conjoin.evaluation.tasks import TASKS
+from conjoin.cli.main import COMMANDS, main
 
 
-def parsers(parser):
-    """The parser of every command that takes arguments, by its name."""
-    found = {}
-    kinds = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    for kind in kinds:
-        for name, command in kind.choices.items():
-            found |= parsers(command) or {f"{parser.prog} {name}": command}
-    return found
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_it_does_and_shows_an_example(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--help"])
+    assert stopped.value.code == 0
+    usage, what, *_, example = [text.strip() for text in capsys.readouterr().out.split("\n\n")]
+    assert usage.startswith(f"usage: conjoin {command} ") and example.startswith(f"example: conjoin {command}")
+    assert len(what) > 50 and what.endswith(".")
 
 
-def of_benchmark(name):
-    """The options of `conjoin evaluate --benchmark NAME`."""
-    return evaluate._parser("", find_task(name))
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_a_help(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    text = re.sub(r"\n {10,}", "  ", capsys.readouterr().out)
+    said = dict(re.findall(r"^  -{0,2}([A-Za-z][\w/-]*).*?  +(\w.{5,})$", text, re.MULTILINE))
+    module = import_module("conjoin.cli." + command.split()[-1].replace("-", "_"))
+    known = {name.lower().replace("-", "_") for name in said}
+    absent = {each.name for each in fields(module.Options)} - known
+    assert absent <= {"overrides", "quiet", "collections", "repo_id"}, absent
 
 
-EVALUATE = {f"conjoin evaluate --benchmark {name}": of_benchmark(name) for name in TASKS}
-ALL = {name: parser for name, parser in parsers(make_parser()).items() if name != "conjoin evaluate"} | EVALUATE
+def test_what_the_help_of_the_program_lists():
+    printed = subprocess.run([sys.executable, "-m", "conjoin"], capture_output=True, text=True, check=True).stdout
+    assert all(f"  {name} " in printed for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_help_says_what_it_does_and_shows_an_example(name):
-    parser = ALL[name]
-    assert parser.description.endswith("."), "what it does, in sentences"
-    if name not in EVALUATE:  # its example stands below the list of benchmarks
-        assert parser.epilog.startswith(("example: conjoin ", "examples: conjoin "))
-    usage = parser.format_usage()
-    for action in parser._actions:
-        if action.help != argparse.SUPPRESS:
-            label = action.option_strings or action.dest
-            assert len(action.help or "") > 5 and not action.help.startswith(("of ", "default")), label
-            assert not action.option_strings or action.option_strings[0] in usage, label
-
-
-def test_commands_with_overrides_say_so():
-    for name, parser in ALL.items():
-        if "overrides" in parser._defaults:
-            assert "--key value" in parser.format_help().lower(), name
-    assert "(default: 32)" in ALL["conjoin encode"].format_help()
+@pytest.mark.parametrize("command", ["compress", "evaluate", "search"])
+def test_help_imports_no_heavy_library(command):
+    code = f"""
+import sys
+from conjoin.cli.main import main
+try:
+    main(["{command}", "--help"])
+except SystemExit:
+    print([name for name in ("torch", "numpy", "transformers", "datasets") if name in sys.modules])
+"""
+    started = time.perf_counter()
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "[]" and time.perf_counter() - started < 10

@@ -34,7 +34,6 @@ def test_mine(model, data, tmp_path, capsys):
     [
         ("miners: [", "miners.yaml: not valid YAML"),
         ("teachers: {}", "miners.yaml': expected one key, miners, got {'teachers': {}}"),
-        ("metrics: {a: {model: m}}", "miners.yaml': the key metrics is now miners"),
         ("miners: {a: {model: m}}", "'a': expected the keys model, query, candidate"),
     ],
 )

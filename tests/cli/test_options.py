@@ -1,91 +1,101 @@
-"""The shared options: written once, read the same by every command."""
+"""The options: of the right types, shared by commands, and mistakes in them are one line."""
 
-import argparse
 import os
 
 import pytest
 import torch
 from PIL import Image
 
-from conjoin import constants
-from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, train
-from conjoin.cli.main import main
+from conjoin.cli import options
+from conjoin.cli.main import main, read_command
 from conjoin.data.row_images import ALLOW_ROOTS
-from conjoin.models.joint_encoder import READOUTS
-from conjoin.processing.input_types import INPUT_TYPES
 from conjoin.processing.item_images import ALLOW_URLS
-from conjoin.retrieval import ItemEncoder
+from conjoin.retrieval import load_encoder
 
 
-def parse(command, *words):
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers(required=True))
-    return parser.parse_args([command.__name__.rpartition(".")[2].replace("_", "-"), *words])
+def parse(*words):
+    return read_command(words)[1]
 
 
-def test_commands_share_defaults():
-    encoding = parse(encode, "model", "data", "--out", "x")
-    mining = parse(mine, "data", "--out", "x")
-    for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "num_workers", "quiet"):
+def test_types_and_defaults():
+    encoding = parse("encode", "model", "data", "--out", "x", "--keep", "a", "b", "--keep-pictures", "--dims", "8")
+    mining = parse(
+        "mine", "data", "--out=x", "--miner", "n", "m", "text", "text", "--miner", *"o m image text".split()
+    )
+    for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "workers", "quiet"):
         assert vars(encoding)[name] == vars(mining)[name]
-    assert (encoding.split, encoding.batch_size, encoding.num_workers, encoding.bf16) == ("train", 32, 0, "auto")
-    assert encoding.only is None and not encoding.streaming and not encoding.trust_remote_code
-    with pytest.raises(SystemExit):
-        parse(encode, "model", "data", "--out", "x", "--dtype", "bfloat16")
-    assert not hasattr(parse(search, "index"), "batch_size")
+    assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, None)
+    assert (encoding.keep, encoding.keep_pictures, encoding.dims, encoding.only) == (["a", "b"], 256, 8, None)
+    assert mining.miner == [["n", "m", "text", "text"], ["o", "m", "image", "text"]] and mining.bf16 is False
+    assert parse("encode", "m", "d", "--out", "x", "--no-bf16", "--text_column", "a").text_column == "a"
+    assert parse("search", "--hybrid", "runs/x", "--weight", "image=0.3").weight == [("image", 0.3)]
+    training = parse("train", "r.yaml", "--root", "a", "--max_steps", "3", "--root", "b", "--text_only")
+    assert (training.root, training.overrides) == (["a", "b"], ["--max_steps", "3", "--text_only"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("serch x", "unknown command 'serch'; did you mean search?"),
+        ("xyzzy", "unknown command 'xyzzy'; see conjoin --help"),
+        ("encode m d --ot x", "unknown option --ot; did you mean --out?"),
+        ("index runs/x --colour=red", "unknown option --colour; see conjoin index --help"),
+        ("index runs/x more", "unrecognized arguments: more; see conjoin index --help"),
+        ("encode m", "the following arguments are required: DATA, --out; see conjoin encode --help"),
+        ("encode m d --out x --dtype bfloat16", "argument --dtype: invalid choice: 'bfloat16' (choose from"),
+        ("encode m d --out x --batch-size 0", "--batch-size must be at least 1, got 0"),
+        ("encode m d --out x --batch-size many", "argument --batch-size: invalid int value: 'many'"),
+        ("search x --weight image", "argument --weight: invalid name_and_weight value: 'image'"),
+        ("mine d --out x", "nothing to mine by: pass --miner, --miners or both"),
+        ("evaluate m --out x", "the following arguments are required: --benchmark"),
+        ("copy a b --keep-pictures 0", "--keep-pictures must be at least 1, got 0"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message, capsys):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"conjoin: {message}") and error.count("\n") == 1
 
 
 def test_rows_are_read_by_the_options(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("name,words,other\na,one,1\nb,two,2\n")
-    words = ["--id-column", "name", "--text-column", "words", "--only", "text"]
-    rows = options.load_rows(parse(encode, "model", str(table), "--out", "x", *words), str(table))
+    words = ["--out", "x", "--id-column", "name", "--text-column", "words", "--only", "text"]
+    rows = options.load_rows(parse("encode", "model", str(table), *words), str(table))
     assert rows[:] == {"id": ["a", "b"], "text": ["one", "two"]}
-    streamed = options.load_rows(parse(encode, "m", "d", "--out", "x", *words, "--streaming"), str(table))
+    streamed = options.load_rows(parse("encode", "m", "d", *words, "--streaming"), str(table))
     assert list(streamed) == list(rows)
-    mining = parse(mine, str(table), "--out", "x", "--id-column", "name", "--text-column", "other")
+    mining = parse("mine", str(table), "--out", "x", "--id-column", "name", "--text-column", "other")
     assert options.load_rows(mining, str(table), only="text")["text"] == ["1", "2"]
 
 
-URL_COMMANDS = {
-    analyze: ["m", "d", "--out", "x"],
-    encode: ["m", "d", "--out", "x"],
-    explain: ["m", "--image", "i", "--text", "t", "--out", "x"],
-    mine: ["d", "--out", "x"],
-    search: ["index"],
-    train: ["recipe.yaml"],
-}
+ITEM_COMMANDS = ["analyze m d --out x", "encode m d --out x", "explain m --image i --text t --out x", "mine d --out x"]
+ITEM_COMMANDS += ["search index", "train recipe.yaml", "evaluate m --benchmark emoji --out x"]
 
 
-@pytest.mark.parametrize("command", [*URL_COMMANDS, evaluate], ids=lambda command: command.__name__)
+@pytest.mark.parametrize("command", ITEM_COMMANDS)
 def test_commands_that_read_items_allow_urls_and_folders(command, monkeypatch, tmp_path):
     def run(*words):
         monkeypatch.setenv(ALLOW_URLS, "")
         monkeypatch.setenv(ALLOW_ROOTS, "")
-        if command is evaluate:
-            evaluate.parse(["m", "--benchmark", "emoji", "--out", "x", *words])
-        else:
-            parse(command, *URL_COMMANDS[command], *words)
+        parse(*command.split(), *words).allow()
         return os.environ[ALLOW_URLS]
 
     assert run() == ""
     assert run("--allow-urls") == "public"
     assert run("--allow-private-urls") == run("--allow-private-urls", "--allow-urls") == "private"
-    if command in (explain, search):  # they read no table
-        return
     run("--root", str(tmp_path))
     assert os.environ[ALLOW_ROOTS] == os.path.realpath(tmp_path)
-    with pytest.raises(SystemExit):
-        run("--root", str(tmp_path / "missing"))
+    assert main([*command.split(), "--root", str(tmp_path / "missing")]) == 2
 
 
 def test_encoders_are_loaded_by_the_options(tiny_checkpoints):
     words = ["--batch-size", "7", "--device", "cpu", "--bf16", "--workers", "1"]
-    encoder = options.make_encoder(parse(encode, "model", "data", "--out", "x", *words), tiny_checkpoints["clip"])
-    assert isinstance(encoder, ItemEncoder)
+    chosen = options.encoder_options(parse("encode", "model", "data", "--out", "x", *words))
+    encoder = load_encoder(tiny_checkpoints["clip"], **chosen)
     assert (encoder.batch_size, encoder.dtype, encoder.num_workers) == (7, torch.bfloat16, 1)
-    plain = options.encoder_loader(parse(search, "index"), "cpu")(tiny_checkpoints["clip"])
-    assert (plain.batch_size, plain.dtype, plain.device.type) == (32, None, "cpu")
+    plain = load_encoder(tiny_checkpoints["clip"], **options.encoder_options(parse("search", "index")))
+    assert (plain.batch_size, plain.dtype, plain.num_workers) == (32, None, 0)
 
 
 def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, capsys):
@@ -102,36 +112,17 @@ def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, c
     ):
         assert main([*words, "--out", out, "--revision", "v1"]) == 2, words
         assert "only a model on the hub has revisions" in capsys.readouterr().err, words
-    assert parse(search, "index", "--revision", "v1").revision == "v1"
-
-
-def test_the_parser_knows_the_values_of_code_that_travels_with_checkpoints():
-    assert (constants.INPUT_TYPES, constants.READOUTS) == (INPUT_TYPES, READOUTS)
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "modules.json", "adapter_config.json", "cache.json", "data/train.lance"]
 )
 def test_an_output_folder_that_holds_something_is_refused(tmp_path, name, capsys):
-    assert options.check_out(str(tmp_path)) == options.check_out(f"{tmp_path}/") == tmp_path
     (tmp_path / "notes.txt").write_text("x")
-    options.check_out(str(tmp_path))
+    assert options.check_out(str(tmp_path)) == options.check_out(f"{tmp_path}/") == tmp_path
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")
-    commands = (
-        ["mine", "emoji", "--miner", "a", "m", "text", "text"],
-        ["evaluate", "m", "--benchmark", "emoji"],
-        ["explain", "m", "--image", "a.png", "--text", "x"],
-        ["analyze", "m", "emoji"],
-        ["demo"],
-    )
-    for words in commands:
-        assert main([*words, "--out", str(tmp_path)]) == 2
+    commands = ["mine emoji --miner a m text text", "evaluate m --benchmark emoji", "analyze m emoji", "demo"]
+    for words in [*commands, "explain m --image a.png --text x"]:
+        assert main([*words.split(), "--out", str(tmp_path)]) == 2
         assert f"({name}); choose another folder" in capsys.readouterr().err
-
-
-def test_small_counts_are_refused():
-    args = argparse.Namespace(batch_size=0, pairs=2)
-    options.check_counts(args, pairs=2)
-    with pytest.raises(ValueError, match="--batch-size must be at least 1, got 0"):
-        options.check_counts(args, pairs=2, batch_size=1)

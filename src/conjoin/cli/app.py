@@ -1,78 +1,85 @@
 """`conjoin app`: a page that searches a collection."""
 
-import argparse
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import product
+from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import add_ranking_options
-from conjoin.cli.serving_options import add_serving_options, check_collections, read_limits, searcher_options
+from conjoin.cli.options import RankingOptions, encoder_options, option
+from conjoin.cli.serve import ServingOptions, check_collection
 
 if TYPE_CHECKING:
-    from conjoin.serving import Limits
     from conjoin.serving.searcher import Searcher
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "app",
-        help=COMMANDS["app"],
-        description="Open a page that shows what COLLECTION holds, searches it by text, images or both, with filters, "
-        "and shows what a query and a result share. Two collections are shown side by side. Needs pip install "
-        '"conjoin[app]" and no network.',
-        epilog="examples: conjoin app runs/photos; conjoin app runs/a runs/b --port 7861",
-    )
-    parser.add_argument(
-        "collections", metavar="COLLECTION", nargs="+", help="one or two: folders that `conjoin encode` wrote, or URIs"
-    )
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        help="folder or Hub name of the model that made a collection, once for each (default: the folder on this "
-        "machine that the collection records)",
-    )
-    parser.add_argument("-k", type=int, default=12, help="results at first (default: %(default)s)")
-    parser.add_argument(
-        "--title-column", metavar="COLUMN", help="column that names the results (default: the text, or else the id)"
-    )
-    add_ranking_options(parser)
-    add_serving_options(parser, port=7860)
-    parser.set_defaults(func=run, quiet=False)
+@dataclass(kw_only=True)
+class Options(RankingOptions, ServingOptions):
+    """Open a page that shows what COLLECTION holds, and searches it by text, images or both, with filters.
+
+    The page shows what a query and a result share. Two collections are shown side by side. Needs pip install
+    "conjoin[app]" and no network.
+
+    Args:
+        collections: One or two: folders that `conjoin encode` wrote, or URIs.
+        model: Folder or Hub name of the model that made a collection, once for each (default: the folder on this
+            machine that the collection records).
+        k: Results at first.
+        title_column: Column that names the results (default: the text, or else the id).
+        port: 0 for a free one.
+
+    Example:
+        conjoin app runs/photos; conjoin app runs/a runs/b --port 7861
+    """
+
+    collections: list[str] = option(MISSING, metavar="COLLECTION")
+    model: list[str] = option([], action="append")
+    k: int = 12
+    title_column: str | None = None
+    port: int = option(7860, least=0)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     """Run the command."""
-    if len(args.collections) > 2 or len(args.model) not in (0, len(args.collections)):
+    collections = options.collections
+    models: list[Any] = options.model or [None] * len(collections)
+    if len(collections) > 2 or len(models) != len(collections):
         raise ValueError(
-            f"got {len(args.collections)} collections and {len(args.model)} models; expected one or two collections, "
-            "and a model for each or none"
+            f"got {len(collections)} collections and {len(models)} models; expected one or two collections, and a "
+            "model for each or none"
         )
-    check_collections(args.collections)
-    limits = read_limits(args)
-    if not 1 <= args.k <= limits.results:
-        raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {args.k}")
+    for uri in collections:
+        check_collection(uri)
+    limits = options.limits()
+    if not 1 <= options.k <= limits.results:
+        raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {options.k}")
 
     from conjoin.serving.app import PageOptions, make_app
     from conjoin.serving.http import print_line, run_server
 
     loaded: Future[list[Searcher]] = Future()
-    options = PageOptions(
-        k=args.k,
-        title_column=args.title_column,
-        group_by=args.group_by,
-        weights=dict(args.weight),
-        min_score=args.min_score,
+    page = PageOptions(
+        k=options.k,
+        title_column=options.title_column,
+        group_by=options.group_by,
+        weights=dict(options.weight),
+        min_score=options.min_score,
     )
-    app = make_app(loaded, len(args.collections), limits=limits, host=args.host, options=options)
+    app = make_app(loaded, len(collections), limits=limits, host=options.host, options=page)
 
     def load(url: str, stop: Callable[[], None]) -> None:
         try:
-            searchers = _load(args, limits)
+            from conjoin.retrieval import open_collection
+            from conjoin.retrieval.search import check_column
+            from conjoin.serving.searcher import Searcher
+
+            for uri in collections:
+                for column in filter(None, (options.title_column, options.group_by)):
+                    check_column(open_collection(uri), column)
+            how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
+            searchers = [
+                Searcher.load(uri, model, limits, **how) for uri, model in zip(collections, models, strict=True)
+            ]
             loaded.set_result(searchers)
             print_line("the model is loaded")
             for hidden in filter(None, dict.fromkeys(searcher.hidden_pictures for searcher in searchers)):
@@ -81,20 +88,9 @@ def run(args: argparse.Namespace) -> None:
             loaded.set_exception(error)
             stop()
 
-    run_server(
-        app, args.host, args.port, lambda *given: threading.Thread(target=load, args=given, daemon=True).start()
-    )
+    def start(url: str, stop: Callable[[], None]) -> None:
+        threading.Thread(target=load, args=(url, stop), daemon=True).start()
+
+    run_server(app, options.host, options.port, start)
     if loaded.done():
         loaded.result()  # raises what went wrong
-
-
-def _load(args: argparse.Namespace, limits: "Limits") -> "list[Searcher]":
-    from conjoin.retrieval import open_collection
-    from conjoin.retrieval.search import check_column
-    from conjoin.serving.searcher import Searcher
-
-    for uri, column in product(args.collections, filter(None, (args.title_column, args.group_by))):
-        check_column(open_collection(uri), column)
-    models = args.model or [None] * len(args.collections)
-    options = searcher_options(args)
-    return [Searcher.load(uri, model, limits, **options) for uri, model in zip(args.collections, models, strict=True)]

@@ -1,26 +1,12 @@
 """`conjoin encode`: a dataset through a model into a collection."""
 
-import argparse
 import os
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import (
-    DATA_HELP,
-    MODEL_HELP,
-    add_compute_options,
-    add_data_options,
-    add_image_options,
-    add_options,
-    add_revision,
-    load_rows,
-    make_encoder,
-    read_options,
-)
-from conjoin.constants import AUTO
-from conjoin.retrieval.options import EncodeOptions
+from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, encoder_options, load_rows, option, pick
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Collection
@@ -29,117 +15,118 @@ _LARGE = 200_000
 """Rows of 384 numbers that one core compares with a query in about 0.3 seconds."""
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "encode",
-        help=COMMANDS["encode"],
-        description="Encode every row of DATA with MODEL into the collection --out, one Lance table. The same command "
-        "resumes it after an interruption, and later brings it up to date: rows that are new or changed are encoded, "
-        "and readers see the old state until the end. Under `accelerate launch -m` or `torchrun -m` the processes "
-        "share the rows.",
-        epilog="example: conjoin encode runs/demo/model photos/ --only image --out runs/photos",
-    )
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    add_revision(parser)
-    parser.add_argument("data", metavar="DATA", help=DATA_HELP)
-    parser.add_argument("--out", required=True, metavar="URI", help="the collection: a folder, s3://, gs:// or az://")
-    add_data_options(parser)
-    add_image_options(parser)
-    add_options(parser, "what rows get", ("--prompt", "--prompt-name"))
-    writing = add_options(parser, "what to write", ("--dtype", "--on-error", "--keep-pictures", "--sync"))
-    writing.add_argument(
-        "--keep",
-        nargs="+",
-        default=[],
-        metavar="COLUMN",
-        help="further columns of DATA to keep, for filters and results (the text and the image's path always are); "
-        "price:number reads the texts of a CSV file as numbers, price:decimal-comma such as 1.299,00 €",
-    )
-    add_compute_options(parser, bf16={"default": AUTO})
-    group = parser.add_argument_group("where to compute")
-    group.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="local: this process, or those of accelerate launch; ray: workers on a cluster (default: %(default)s)",
-    )
-    group.add_argument(
-        "--ray-workers",
-        type=int,
-        metavar="N",
-        help="workers on the cluster (default: one for each GPU, or for each CPU if there is no GPU)",
-    )
-    parser.set_defaults(func=run)
+@dataclass(kw_only=True)
+class Options(ColumnOptions, ImageOptions, ComputeOptions):
+    """Encode every row of DATA with MODEL into the collection --out, one Lance table.
+
+    The same command resumes it after an interruption, and later brings it up to date: rows that are new or changed are
+    encoded, and readers see the old state until the end. Under `accelerate launch -m` or `torchrun -m` the processes
+    share the rows.
+
+    Args:
+        model: Folder or Hub name of a model: of this package, of sentence-transformers, or a text encoder, vision
+            transformer or two-tower model of transformers; or "sample", the towers of the embedded sample as they are.
+        data: A folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a
+            dataset on the Hub, or "emoji", the embedded sample.
+        out: The collection: a folder, s3://, gs:// or az://.
+        only: Read this part of every row; the data need not have the other (default: image and text as one item).
+        keep: Further columns of DATA to keep, for filters and results (the text and the image's path always are);
+            price:number reads the texts of a CSV file as numbers, price:decimal-comma such as 1.299,00 €.
+        keep_pictures: Also keep a JPEG thumbnail of each picture, at most N pixels wide and high (256 if not given).
+        dtype: Type of the stored numbers.
+        on_error: What to do with a row that cannot be used: stop, or skip it and list it in skipped.jsonl in --out.
+        sync: Also remove the rows of the collection that are no longer in DATA.
+        streaming: Read while encoding, without loading the data first.
+        prompt: Text before each item, or the instruction of a model that follows instructions (default: the model's
+            own prompt for documents, if it has one).
+        prompt_name: One of the prompts that the model has by name.
+        bf16: Compute in bfloat16, or in float32 (default: what is faster here).
+        engine: Local: this process, or those of accelerate launch; ray: workers on a cluster.
+        ray_workers: Workers on the cluster (default: one for each GPU, or for each CPU if there is no GPU).
+
+    Example:
+        conjoin encode runs/demo/model photos/ --only image --out runs/photos
+    """
+
+    model: str
+    data: str
+    out: str = option(required=True)
+    only: Literal["image", "text"] | None = None
+    keep: list[str] = field(default_factory=list)
+    keep_pictures: int | None = option(nargs="?", const=256, least=1)
+    dtype: Literal["float32", "float16"] = "float32"
+    on_error: Literal["raise", "skip"] = "raise"
+    sync: bool = False
+    streaming: bool = False
+    prompt: str | None = None
+    prompt_name: str | None = None
+    bf16: bool | None = None
+    engine: Literal["local", "ray"] = "local"
+    ray_workers: int | None = None
 
 
-def run(args: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     """Run the command."""
-    from conjoin.retrieval import encode_collection
+    from conjoin.retrieval import encode_collection, load_encoder
     from conjoin.retrieval.encode import from_first, launched_processes
 
-    if args.ray_workers is not None and args.engine != "ray":
-        raise ValueError(f"--ray-workers {args.ray_workers} needs --engine ray")
-    if args.keep_pictures is not None and args.keep_pictures < 1:
-        raise ValueError(f"--keep-pictures must be at least 1, got {args.keep_pictures}")
+    if options.ray_workers is not None and options.engine != "ray":
+        raise ValueError(f"--ray-workers {options.ray_workers} needs --engine ray")
     processes = launched_processes()
-    if args.bf16 == AUTO:
-        args.bf16 = from_first(processes, _is_bf16(args))
+    if options.bf16 is None:
+        options.bf16 = from_first(processes, _is_bf16(options))
     is_first = processes is None or processes.process_index == 0
-    options = read_options(EncodeOptions, args, settings={"only": args.only})
-    options["show_progress"] = not args.quiet and is_first
-    if args.engine == "ray":
+    how = pick(options, "sync", "prompt", "prompt_name", "dtype", "on_error", "keep_pictures")
+    how |= {"settings": {"only": options.only}, "show_progress": not options.quiet and is_first}
+    if options.engine == "ray":
+        from conjoin.retrieval.encode_ray import encode_on_ray
+
         if processes is not None:
             raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
-        _report(args, _encode_on_ray(args, options))
+        load = partial(load_encoder, options.model, **encoder_options(options))
+        reading = pick(options, "image_column", "text_column", "id_column", "split", "only", "keep")
+        how |= {"workers": options.ray_workers, "reading": reading}
+        _report(options, encode_on_ray(options.data, load, options.out, **how))
         return
-    rows = load_rows(args, args.data, on_error=args.on_error, keep=args.keep)
-    encoder = make_encoder(args, args.model, None if processes is None else _own_gpu(args))
-    collection = encode_collection(rows, encoder, args.out, processes=processes, **options)
+    rows = load_rows(options, options.data, on_error=options.on_error, keep=options.keep)
+    if processes is not None and options.device is None:
+        options.device = _own_gpu()
+    encoder = load_encoder(options.model, **encoder_options(options))
+    collection = encode_collection(rows, encoder, options.out, processes=processes, **how)
     if is_first:
-        _report(args, collection)
+        _report(options, collection)
 
 
-def _is_bf16(args: argparse.Namespace) -> bool:
+def _is_bf16(options: Options) -> bool:
     """Whether to compute in bfloat16: as the collection was made, else as is faster here; not on a cluster."""
     from conjoin.devices import choose_bf16
     from conjoin.retrieval.collection_table import open_table, read_metadata
 
     try:
-        return bool(read_metadata(open_table(args.out))["key"]["precision"] == "bfloat16")
+        return bool(read_metadata(open_table(options.out))["key"]["precision"] == "bfloat16")
     except FileNotFoundError:
-        return args.engine == "local" and choose_bf16(AUTO, args.device)
+        return options.engine == "local" and choose_bf16("auto", options.device)
 
 
-def _encode_on_ray(args: argparse.Namespace, options: dict[str, Any]) -> "Collection":
-    from conjoin.retrieval.encode_ray import encode_on_ray
+def _own_gpu() -> str | None:
+    """The GPU of this process, if several share the machine."""
+    import torch
 
-    names = ("image_column", "text_column", "id_column", "group_column", "split", "only", "keep")
-    reading = {name: vars(args)[name] for name in names if name in vars(args)}
-    load = partial(make_encoder, args, args.model)
-    return encode_on_ray(args.data, load, args.out, workers=args.ray_workers, reading=reading, **options)
+    count = torch.cuda.device_count()
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % count}" if count else None
 
 
-def _report(args: argparse.Namespace, collection: "Collection") -> None:
+def _report(options: Options, collection: "Collection") -> None:
     """Say what changed, what the collection holds, and what to do next."""
-    changes = collection.changes
+    changes, out = collection.changes, options.out
     if changes is not None:
         print(
             f"{changes.added} rows added, {changes.replaced} replaced, {changes.removed} removed, {changes.unchanged} "
             f"unchanged; {changes.encoded} encoded"
         )
-    if changes is not None and changes.skipped:
-        print(f"skipped {changes.skipped} rows that cannot be used: {Path(args.out) / 'skipped.jsonl'}")
-    print(f"{len(collection)} vectors of {collection.dimension} dimensions in {args.out}")
+        if changes.skipped:
+            print(f"skipped {changes.skipped} rows that cannot be used: {Path(out) / 'skipped.jsonl'}")
+    print(f"{len(collection)} vectors of {collection.dimension} dimensions in {out}")
     if len(collection) >= _LARGE and not collection.metadata["index"]:
-        print(f"next: conjoin index {args.out} makes searches faster")
-    print(f"next: conjoin search {args.out} --text ...")
-
-
-def _own_gpu(args: argparse.Namespace) -> str | None:
-    """The GPU of this process, if several share the machine."""
-    import torch
-
-    if args.device is not None or not torch.cuda.is_available():
-        return None
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+        print(f"next: conjoin index {out} makes searches faster")
+    print(f"next: conjoin search {out} --text ...")

@@ -1,41 +1,52 @@
-"""The `conjoin` program: one thin module per command."""
+"""The `conjoin` program: one module per command, with its options and a function that runs it."""
 
-import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from conjoin import __version__
-from conjoin.cli.commands import COMMANDS
+from conjoin.cli.options import ImageOptions, parse
 
-
-def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the program.
-
-    Args:
-        only: The one command whose module is imported and whose options are added; those of all when None.
-    """
-    parser = argparse.ArgumentParser(
-        prog="conjoin",
-        description="Universal multimodal retrieval: text, images and both in one vector space.",
-        epilog="conjoin COMMAND --help shows the options of a command and an example.",
-    )
-    parser.add_argument("--version", action="version", version=f"conjoin {__version__}", help="show the version")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        if only in (None, name):
-            import_module(f"conjoin.cli.{name.replace('-', '_')}").add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=summary)
-    return parser
+COMMANDS = {
+    "start": "make a table of products searchable, and open the search app",
+    "demo": "train, encode, search and evaluate on the embedded sample",
+    "train": "train a model by a recipe",
+    "encode": "encode a dataset into a collection that can be searched",
+    "index": "make searches of a large collection faster",
+    "copy": "copy a collection to another folder, an object store or Milvus",
+    "search": "search a collection by a text, an image, or both",
+    "app": "search a collection in the browser",
+    "serve": "serve embeddings and search over HTTP",
+    "mine": "find hard negatives of every row of a dataset",
+    "merge-adapter": "merge LoRA adapters into a stand-alone model folder",
+    "export": "write a model as a folder that other programs load",
+    "push": "push a model, a collection, a dataset, a metric or a search app to the Hub",
+    "verify": "compare all files of collections, models and evaluations with their checksums",
+    "evaluate": "evaluate a model on a benchmark",
+    "mteb": "evaluate a model on tasks of MTEB",
+    "data compose-queries": "compose queries of several conditions from a catalogue of products",
+    "explain": "show which patches and words an image and a text share",
+    "analyze": "show what each layer of an MLLM contributes and costs",
+    "compress": "train the first layers of an MLLM or embedder to embed as the whole",
+}
+"""What each command does, known without importing its module."""
+HELP = "\n".join(
+    [
+        "usage: conjoin COMMAND ...\n\nUniversal multimodal retrieval: text, images and both in one vector space.\n",
+        *(f"  {name:<22}{summary}" for name, summary in COMMANDS.items()),
+        "\nconjoin COMMAND --help shows the options of a command and an example. conjoin --version shows the version.",
+    ]
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake in its input is one line on stderr and exit code 2."""
+    """Run a command; what goes wrong is one line on stderr and exit code 2."""
     try:
         run_command(sys.argv[1:] if argv is None else argv)
-    except (ValueError, OSError, ImportError) as error:
-        print("conjoin:", " ".join(str(error).split()), file=sys.stderr)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:  # also a worker's death
+        print("conjoin:", " ".join(str(error).split()) or "out of memory", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         if error.args:
@@ -45,20 +56,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(argv: Sequence[str]) -> None:
-    """Run a command; a mistake in its input raises what the library raises.
+    """Run a command; a mistake in its input raises what the library raises."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP)
+    elif argv[0] == "--version":
+        print(f"conjoin {__version__}")
+    else:
+        command, options = read_command(argv)
+        if isinstance(options, ImageOptions):
+            options.allow()
+        if not sys.stderr.isatty() or getattr(options, "quiet", False):
+            _hide_library_bars()
+        command.run(options)
+
+
+def read_command(argv: Sequence[str]) -> tuple[Any, Any]:
+    """The module of the command that the words begin with, and its options.
 
     Raises:
-        SystemExit: An option is unknown or has a wrong value, which argparse has printed.
+        ValueError: There is no such command or option, or a value is wrong or missing.
+        SystemExit: The help was asked for, and printed.
     """
-    parser = make_parser(next((word for word in argv if not word.startswith("-")), ""))
-    arguments, rest = parser.parse_known_args(argv)
-    if rest:
-        if "overrides" not in arguments:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        arguments.overrides = rest
-    if not sys.stderr.isatty() or ("quiet" in arguments and arguments.quiet):
-        _hide_library_bars()
-    arguments.func(arguments)
+    name = next((name for name in (argv[0], " ".join(argv[:2])) if name in COMMANDS), None)
+    if name is None:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "see conjoin --help"
+        raise ValueError(f"unknown command {argv[0]!r}; {remedy}")
+    module = import_module("conjoin.cli." + name.rpartition(" ")[2].replace("-", "_"))
+    words = argv[name.count(" ") + 1 :]
+    kind = module.options_of(words) if name == "evaluate" else module.Options
+    return module, parse(kind, words, f"conjoin {name}")
 
 
 def _hide_library_bars() -> None:

@@ -1,50 +1,55 @@
 """`conjoin merge-adapter`: fold low-rank adapters into the model they adapt."""
 
-import argparse
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from conjoin.cli.commands import COMMANDS
+from conjoin.cli.options import option
 from conjoin.cli.train import usage
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "merge-adapter",
-        help=COMMANDS["merge-adapter"],
-        description="Write the model that SOURCE adapts, with its adapters merged, to --out: weights, processor and "
-        "code, which load without SOURCE and without peft. SOURCE is a folder that peft wrote, or checkpoint-N of a "
-        "training run together with its --recipe and the same --KEY VALUE flags. What `conjoin train` saves at the "
-        "end is merged already.",
-        epilog="example: conjoin merge-adapter adapters/mine --base runs/puma --out runs/mine",
-    )
-    parser.add_argument("source", metavar="SOURCE", help="folder of the adapters, or checkpoint-N of a training run")
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--base", metavar="MODEL", help="the model that peft's adapters are for (default: as they say)")
-    which.add_argument("--recipe", metavar="RECIPE", help="the recipe that the checkpoint is of")
-    parser.set_defaults(func=run, overrides=[])
+@dataclass(kw_only=True)
+class Options:
+    """Write the model that SOURCE adapts, with its adapters merged, to --out: weights, processor and code.
+
+    It loads without SOURCE and without peft. SOURCE is a folder that peft wrote, or checkpoint-N of a training run
+    together with its --recipe and the same --KEY VALUE flags. What `conjoin train` saves at the end is merged already.
+
+    Args:
+        source: Folder of the adapters, or checkpoint-N of a training run.
+        out: The folder to write; it must not exist.
+        base: The model that peft's adapters are for (default: as they say).
+        recipe: The recipe that the checkpoint is of.
+
+    Example:
+        conjoin merge-adapter adapters/mine --base runs/puma --out runs/mine
+    """
+
+    source: str
+    out: str = option(required=True)
+    base: str | None = None
+    recipe: str | None = None
+    overrides: list[str] = field(default_factory=list)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     """Merge, save and print where."""
-    from pathlib import Path
-
-    if args.overrides and args.recipe is None:
-        raise ValueError(f"{args.overrides[0]} changes a recipe, but there is no --recipe")
-    if not Path(args.source).is_dir():
-        raise FileNotFoundError(f"no such folder: {args.source!r}")
-    if Path(args.out).exists():
-        raise FileExistsError(f"{args.out!r} exists; choose another folder")
+    if options.base is not None and options.recipe is not None:
+        raise ValueError("--base and --recipe exclude each other")
+    if options.overrides and options.recipe is None:
+        raise ValueError(f"{options.overrides[0]} changes a recipe, but there is no --recipe")
+    if not Path(options.source).is_dir():
+        raise FileNotFoundError(f"no such folder: {options.source!r}")
+    if Path(options.out).exists():
+        raise FileExistsError(f"{options.out!r} exists; choose another folder")
 
     from conjoin.hub import save_model
     from conjoin.trainers.peft import load_adapted
     from conjoin.trainers.recipe import load_recipe
     from conjoin.trainers.runs import load_checkpoint
 
-    if args.recipe is None:
-        model, processor = load_adapted(args.source, args.base)
+    if options.recipe is None:
+        model, processor = load_adapted(options.source, options.base)
     else:
-        model, processor = load_checkpoint(args.source, load_recipe(args.recipe, args.overrides))
-    save_model(model, processor, args.out)
-    print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out)}")
+        model, processor = load_checkpoint(options.source, load_recipe(options.recipe, options.overrides))
+    save_model(model, processor, options.out)
+    print(f"Saved to {options.out}. Load it anywhere:\n\n{usage(options.out)}")

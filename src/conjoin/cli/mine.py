@@ -1,142 +1,111 @@
 """`conjoin mine`: hard negatives for every row of a dataset."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
-    COLUMN_OPTIONS,
-    add_compute_options,
-    add_data_options,
-    add_image_options,
-    add_options,
-    add_prompt_options,
+    ColumnOptions,
+    ComputeOptions,
+    ImageOptions,
+    PromptOptions,
     check_out,
-    encoder_loader,
+    encoder_options,
     load_rows,
-    read_options,
+    option,
+    pick,
 )
-from conjoin.retrieval.options import MiningOptions
-
-if TYPE_CHECKING:
-    from conjoin.retrieval import Miner
 
 
-_LIMITS: dict[str, dict[str, Any]] = {
-    "--absolute-margin": {
-        "type": float,
-        "metavar": "M",
-        "help": "a negative scores at least M less than the positive (as sentence-transformers' mine_hard_negatives, "
-        "like the next three; for the miners given by --miner)",
-    },
-    "--relative-margin": {"type": float, "metavar": "M", "help": "likewise, M times the positive's score"},
-    "--max-score": {"type": float, "metavar": "S", "help": "a negative scores at most S"},
-    "--range-min": {"type": int, "default": 0, "metavar": "N", "help": "skip the first N candidates that are left"},
-    "--reranker": {
-        "metavar": "MODEL",
-        "help": "a CrossEncoder of sentence-transformers that scores the first candidates and the positives again",
-    },
-}
+@dataclass(kw_only=True)
+class Options(ColumnOptions, ImageOptions, PromptOptions, ComputeOptions):
+    """Find the candidates that each of several miners ranks as most similar to every row of DATA.
+
+    The row itself and its near-duplicates are left out; the union with its provenance goes to negatives.parquet in
+    --out. A miner is a model and the parts (image, text or fused) of the row and of its candidates that it compares.
+    After an interruption, the same command resumes.
+
+    Args:
+        data: The candidates, any source that `conjoin encode` reads; parts that no miner compares may be missing.
+        out: The folder to write or to resume.
+        miner: A miner; may be given several times.
+        miners: A file with miners: {name: {model, query, candidate, duplicate_above, relative_margin ...}}.
+        anchors: Rows to find negatives for (default: those of DATA).
+        group_column: Column of what a row shows: rows of one group are not negatives of one another.
+        k: Negatives per row and miner.
+        duplicate_above: Candidates of at least this cosine in every part, image or text, that the miners compare are
+            duplicates, not negatives; for the miners given by --miner.
+        absolute_margin: A negative scores at least N less than the positive (as sentence-transformers'
+            mine_hard_negatives, like the next three; for the miners given by --miner).
+        relative_margin: Likewise, N times the positive's score.
+        max_score: A negative scores at most N.
+        range_min: Skip the first N candidates that are left.
+        reranker: A CrossEncoder of sentence-transformers that scores the first candidates and the positives again.
+        index: Exact, or an index of FAISS by its factory string, such as "IVF4096,PQ64".
+        dtype: Type of the stored numbers.
+
+    Example:
+        conjoin mine photos.csv --out runs/mined --miner own runs/demo/model fused fused --miner own-text-image
+        runs/demo/model text image
+    """
+
+    data: str
+    out: str = option(required=True)
+    miner: list[Any] = option([], type=str, action="append", nargs=4, metavar=("NAME", "MODEL", "QUERY", "CANDIDATE"))
+    miners: str | None = None
+    anchors: str | None = None
+    group_column: str | None = None
+    k: int = 10
+    duplicate_above: float = 0.95
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    max_score: float | None = None
+    range_min: int = 0
+    reranker: str | None = None
+    index: str = "exact"
+    dtype: Literal["float32", "float16"] = "float32"
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "mine",
-        help=COMMANDS["mine"],
-        description="Find the candidates that each of several miners ranks as most similar to every row of DATA, "
-        "without the row itself and its near-duplicates, and write the union with its provenance to negatives.parquet "
-        "in --out. A miner is a model and the parts (image, text or fused) of the row and of its candidates that it "
-        "compares. After an interruption, the same command resumes.",
-        epilog="example: conjoin mine photos.csv --out runs/mined --miner own runs/demo/model fused fused "
-        "--miner own-text-image runs/demo/model text image",
-    )
-    parser.add_argument(
-        "data",
-        metavar="DATA",
-        help="the candidates, any source that `conjoin encode` reads; parts that no miner compares may be missing",
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write or to resume")
-    parser.add_argument(
-        "--miner",
-        nargs=4,
-        action="append",
-        default=[],
-        metavar=("NAME", "MODEL", "QUERY", "CANDIDATE"),
-        help="a miner; may be given several times",
-    )
-    parser.add_argument(
-        "--miners",
-        metavar="YAML",
-        help="a file with miners: {name: {model, query, candidate, duplicate_above, relative_margin ...}}",
-    )
-    parser.add_argument(
-        "--duplicate-above",
-        type=float,
-        default=0.95,
-        metavar="COSINE",
-        help="candidates this similar in every part, image or text, that the miners compare are duplicates, not "
-        "negatives; for the miners given by --miner (default: %(default)s)",
-    )
-    for option, settings in _LIMITS.items():
-        parser.add_argument(option, **settings)
-    reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
-    reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
-    add_image_options(parser)
-    add_options(parser, "how to mine", ("-k", "--index", "--dtype"))
-    add_prompt_options(parser)
-    add_compute_options(parser)
-    parser.set_defaults(func=run)
-
-
-def run(args: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     """Run the command."""
-    check_out(args.out)
+    check_out(options.out)
     from conjoin.devices import choose_device
-    from conjoin.retrieval import load_reranker, mine_hard_negatives
+    from conjoin.retrieval import Miner, load_encoder, load_reranker, mine_hard_negatives, parse_miners
     from conjoin.retrieval.mining.mine import check_miners, needed_parts
 
-    miners, device = _miners(args), choose_device(args.device)
-    check_miners(miners, args.k)
-    parts = needed_parts(miners, args.anchors is not None)
-
-    def reranker(model: str) -> Any:  # noqa: ANN401 - a reranker
-        options = {"trust_remote_code": args.trust_remote_code, "batch_size": args.batch_size, "device": device}
-        return load_reranker(model, **options)
-
-    corpus: Any = load_rows(args, args.data, only=parts["corpus"])
-    settings: dict[str, Any] = {
-        "anchors": None if args.anchors is None else load_rows(args, args.anchors, only=parts["anchors"]),
-        "load_encoder": encoder_loader(args, device),
-        "device": str(device),
-    }
-    settings |= {"load_reranker": reranker, **read_options(MiningOptions, args)}
-    settings |= {"prompt": args.prompt, "prompt_name": args.prompt_name}
-    mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
-    print(f"hard negatives of {len(mined)} rows in {Path(args.out) / 'negatives.parquet'}")
-
-
-def _miners(args: argparse.Namespace) -> "list[Miner]":
-    """The miners of the file, then those of the command line."""
-    from conjoin.retrieval import Miner, parse_miners
-
-    if args.miners is None and not args.miner:
+    if options.miners is None and not options.miner:
         raise ValueError("nothing to mine by: pass --miner, --miners or both")
-    miners = [] if args.miners is None else parse_miners(_read_file(args.miners))
-    limits = {name: vars(args)[name] for name in (option.strip("-").replace("-", "_") for option in _LIMITS)}
-    for name, model, query, candidate in args.miner:
-        miners.append(Miner(name, model, query, candidate, args.duplicate_above, **limits))
-    return miners
+    miners = [] if options.miners is None else parse_miners(_read_miners(options.miners))
+    limits: dict[str, Any] = pick(
+        options, "duplicate_above", "absolute_margin", "relative_margin", "max_score", "range_min", "reranker"
+    )
+    miners += [Miner(*each, **limits) for each in options.miner]
+    device = str(choose_device(options.device))
+    check_miners(miners, options.k)
+    parts = needed_parts(miners, options.anchors is not None)
+    loading = encoder_options(options) | {"device": device}
+    rerank = {name: loading[name] for name in ("trust_remote_code", "batch_size", "device")}
+    anchors: Any = None if options.anchors is None else load_rows(options, options.anchors, only=parts["anchors"])
+    corpus: Any = load_rows(options, options.data, only=parts["corpus"])
+    mined = mine_hard_negatives(
+        corpus,
+        miners,
+        options.out,
+        anchors=anchors,
+        load_encoder=lambda model: load_encoder(model, **loading),
+        load_reranker=lambda model: load_reranker(model, **rerank),
+        device=device,
+        show_progress=not options.quiet,
+        **pick(options, "k", "index", "dtype", "prompt", "prompt_name"),
+    )
+    print(f"hard negatives of {len(mined)} rows in {Path(options.out) / 'negatives.parquet'}")
 
 
-def _read_file(path: str) -> Any:  # noqa: ANN401 - any YAML
+def _read_miners(path: str) -> Any:  # noqa: ANN401 - any YAML
     """What stands under `miners` in a file."""
     from conjoin.trainers.recipe import parse_yaml
 
     content = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
-    if isinstance(content, dict) and "metrics" in content:
-        raise ValueError(f"{path!r}: the key metrics is now miners")
     if not isinstance(content, dict) or set(content) != {"miners"}:
         raise ValueError(f"{path!r}: expected one key, miners, got {content!r:.120}")
     return content["miners"]

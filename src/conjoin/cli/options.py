@@ -1,338 +1,310 @@
-"""The options that several commands share, and what they stand for: rows and encoders."""
+"""The options of a command are the fields of a dataclass: its parser, and the fields that several commands share.
+
+A field without a default is an argument, any other a flag; its help is what the docstring says of it, as for recipes.
+They are parsed by argparse, not by the `HfArgumentParser` of recipes: that takes 1.3 s to import, shows each flag
+twice in the help, and lets a flag such as `--hybrid` take the argument behind it for its value.
+"""
 
 import argparse
-from collections.abc import Callable
-from dataclasses import fields
+import difflib
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from conjoin.constants import AUTO
-from conjoin.retrieval.options import ComputeOptions, EncodeOptions, MiningOptions
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    import torch
-
     from conjoin.data.pair_sources import AnyDataset
-    from conjoin.retrieval import ItemEncoder, Reranker
+    from conjoin.retrieval import Reranker
 
-_DATA: dict[str, dict[str, Any]] = {
-    "--image-column": {"metavar": "NAME", "help": "column of the images, when it cannot be guessed"},
-    "--text-column": {"metavar": "NAME", "help": "column of the texts, when it cannot be guessed"},
-    "--id-column": {"metavar": "NAME", "help": 'column of the ids, when it cannot be guessed; "" for row numbers'},
-    "--group-column": {
-        "metavar": "NAME",
-        "help": "column of what a row shows: rows of one group are not negatives of one another",
-    },
-    "--split": {
-        "default": "train",
-        "metavar": "NAME",
-        "help": "split of a dataset that has several (default: %(default)s)",
-    },
-    "--only": {
-        "choices": ("image", "text"),
-        "help": "read this part of every row; the data need not have the other (default: image and text as one item)",
-    },
-    "--streaming": {"action": "store_true", "help": "read while encoding, without loading the data first"},
-}
+T = TypeVar("T")
 
 
-def _flags(kind: type) -> dict[str, dict[str, Any]]:
-    """The options that a dataclass declares: `add_argument`'s arguments by flag."""
-    declared = {field.name: (field.default, dict(field.metadata)) for field in fields(kind) if field.metadata}
-    return {
-        settings.pop("flag"): {"dest": name, "default": default} | settings
-        for name, (default, settings) in declared.items()
-    }
-
-
-def read_options(kind: type, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The fields of a dataclass that a command's options set.
+def option(default: Any = None, **settings: Any) -> Any:  # noqa: ANN401 - a field of any type
+    """A field with settings that its type does not give.
 
     Args:
-        kind: The dataclass.
-        args: What was parsed.
-        changes: Fields to set otherwise.
+        default: Of the field; `MISSING` for an argument without a flag.
+        settings: As for `ArgumentParser.add_argument`; and `least`, the smallest number that is taken.
     """
-    names = [field.name for field in fields(kind) if field.metadata]
-    return {name: vars(args)[name] for name in names if name in vars(args)} | changes
+    if default == []:
+        return field(default_factory=list, metadata=settings)
+    return field(default=default, metadata=settings)
 
 
-_COMPUTE: dict[str, dict[str, Any]] = _flags(ComputeOptions) | {
-    "--bf16": {
-        "action": argparse.BooleanOptionalAction,
-        "default": False,
-        "help": "compute in bfloat16: faster where the hardware has it, slightly less exact (default: %(default)s)",
-    },
-    "--quiet": {"action": "store_true", "help": "no progress bars"},
-}
-_URLS: dict[str, dict[str, Any]] = {
-    "--allow-urls": {"help": "fetch images from http and https URLs, within limits of bytes and seconds"},
-    "--allow-private-urls": {"help": "also from private and local addresses, and through the environment's proxies"},
-}
-_ROOT: dict[str, Any] = {
-    "metavar": "FOLDER",
-    "help": "also read images of this folder; a table may otherwise name only images in its own folder (repeatable)",
-}
-_HELD = {
-    "config.json": "a model",
-    "modules.json": "a model",
-    "adapter_config.json": "the adapters of a model",
-    "cache.json": "a cache",
-    "data/train.lance": "a collection",
-}
-_PROMPT_HELP = (
-    "text before each query, or the instruction of a model that follows instructions (default: the model's own prompt "
-    "for queries, if it has one)"
-)
-_OPTIONS = _DATA | _COMPUTE | _flags(MiningOptions) | _flags(EncodeOptions)
-
-DATA_OPTIONS = tuple(name for name in _DATA if name != "--group-column")
-COMPUTE_OPTIONS = tuple(name for name in _COMPUTE if name != "--revision")
-URL_OPTIONS = tuple(_URLS)
-COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
-"""The data options of commands that read all parts of every row, more than once."""
-
-COLLECTION_HELP = (
-    "the collection: a folder that `conjoin encode` wrote, s3://, gs:// or az://, hf://datasets/OWNER/NAME, or "
-    "http://HOST:PORT/NAME in Milvus"
-)
-
-DATA_HELP = (
-    "a folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset "
-    'on the Hub, or "emoji", the embedded sample'
-)
-MODEL_HELP = (
-    "folder or Hub name of a model: of this package, of sentence-transformers, or a text encoder, vision transformer "
-    'or two-tower model of transformers; or "sample", the towers of the embedded sample as they are'
-)
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:  # noqa: ANN401 - it does not return
+        raise ValueError(f"{message}; see {self.prog} --help")
 
 
-def add_options(
-    parser: argparse.ArgumentParser, title: str, names: tuple[str, ...], **changes: dict[str, Any]
-) -> argparse._ArgumentGroup:
-    """Add shared options to a command.
+def make_parser(kind: type[Any], prog: str) -> argparse.ArgumentParser:
+    """The parser of a command.
 
     Args:
-        parser: The command's parser.
-        title: Heading of the options in the help.
-        names: Which, e.g. `("--split", "--device")`.
-        changes: By an option's name in Python what this command has otherwise, e.g. `batch_size={"default": 8}`.
-
-    Returns:
-        The group, for options of the command's own.
+        kind: Its dataclass. The docstring is the help. A class that it inherits from is a group of flags, with its own
+            docstring as the heading.
+        prog: What a user types for it.
     """
-    group = parser.add_argument_group(title)
-    for name in names:
-        group.add_argument(name, **_OPTIONS[name] | changes.get(name.strip("-").replace("-", "_"), {}))
-    return group
+    text, _, example = str(inspect.getdoc(kind)).partition("\n\nExample:\n")
+    about = text.partition("\n\nArgs:\n")[0]
+    parser = _Parser(prog, description=about, epilog=f"example: {example}", allow_abbrev=False)
+    hints, left = get_type_hints(kind), {each.name: each for each in fields(kind)}
+    for owner in kind.__mro__:
+        doc = str(inspect.getdoc(owner))
+        said = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", doc.partition("Args:\n")[2], re.MULTILINE))
+        own = [left.pop(name) for name in inspect.get_annotations(owner) if name in left and name in said]
+        is_own = owner.__module__ == kind.__module__
+        group = parser if is_own or not own else parser.add_argument_group(doc.partition(".")[0].lower())
+        for each in own:
+            _add(group, each, hints[each.name], " ".join(said[each.name].split()), is_own)
+    return parser
 
 
-def add_data_options(
-    parser: argparse.ArgumentParser, names: tuple[str, ...] = DATA_OPTIONS
-) -> argparse._ArgumentGroup:
-    """Add the options of `load_rows`, all or those named."""
-    return add_options(parser, "what to read", names)
+def _add(group: argparse._ActionsContainer, each: "Field[Any]", hint: Any, help: str, is_own: bool) -> None:  # noqa: ANN401
+    """Add a field to a parser."""
+    default = each.default_factory() if each.default_factory is not MISSING else each.default
+    settings: dict[str, Any] = {"help": help.rstrip(".").replace("%", "%%")}
+    hint = next((of for of in get_args(hint) if NoneType in get_args(hint) and of is not NoneType), hint)
+    if get_origin(hint) is list:
+        hint = get_args(hint)[0]
+        settings |= {} if "action" in each.metadata else {"nargs": "+"}
+    if hint is bool:
+        settings["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
+    elif get_origin(hint) is Literal:
+        settings["choices"] = get_args(hint)
+    else:
+        settings |= {"type": hint} | ({"metavar": "N"} if hint in (int, float) else {})
+    settings |= each.metadata
+    settings.pop("least", None)  # `parse` reads it
+    if default is MISSING and is_own:
+        group.add_argument(each.name, **{"metavar": each.name.upper()} | settings)
+        return
+    if default is MISSING:
+        settings["required"] = True
+    elif default not in (None, []) and hint is not bool:
+        settings["help"] += " (default: %(default)s)"
+    flag = f"-{each.name}" if len(each.name) == 1 else f"--{each.name.replace('_', '-')}"
+    group.add_argument(flag, default=default, **settings)
 
 
-def add_compute_options(
-    parser: argparse.ArgumentParser, names: tuple[str, ...] = COMPUTE_OPTIONS, **changes: dict[str, Any]
-) -> argparse._ArgumentGroup:
-    """Add the options of `make_encoder`, all or those named."""
-    return add_options(parser, "how to compute", names, **changes)
-
-
-def add_url_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options that allow images to be fetched from URLs; returns their group."""
-    group = parser.add_argument_group("which images to read")
-    for name, settings in _URLS.items():
-        group.add_argument(name, action=_AllowUrls, **settings)
-    return group
-
-
-def add_image_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that allow images outside of the data: from URLs, and from other folders."""
-    add_url_options(parser).add_argument("--root", action=_AllowRoot, **_ROOT)
-
-
-class _AllowRoot(argparse.Action):
-    """Allows images of a folder in this process and in those it starts."""
-
-    def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(option_strings, argparse.SUPPRESS, **kwargs)
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, *args: Any) -> None:  # noqa: ANN401
-        """Allow it."""
-        from conjoin.data.row_images import allow_root
-
-        try:
-            allow_root(values)
-        except NotADirectoryError as error:
-            raise argparse.ArgumentError(self, str(error)) from error
-
-
-class _AllowUrls(argparse.Action):
-    """Allows URLs in this process and in those it starts."""
-
-    def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Allow them."""
-        from conjoin.processing import allow_urls
-
-        allow_urls(private="--allow-private-urls" in self.option_strings)
-
-
-def load_rows(args: argparse.Namespace, source: str, **changes: Any) -> "AnyDataset":  # noqa: ANN401
-    """Load the rows of a source by the data options that the command has.
+def parse(kind: type[T], words: Sequence[str], prog: str) -> T:
+    """The options of a command. Unknown flags are the field `overrides`, if the dataclass has it.
 
     Args:
-        args: What was parsed.
-        source: As for `load_pairs`.
-        changes: Arguments of `load_pairs` that override the options.
-    """
-    from conjoin.data import load_pairs
-
-    names = [name.strip("-").replace("-", "_") for name in _DATA]
-    return load_pairs(source, **{name: vars(args)[name] for name in names if name in vars(args)} | changes)
-
-
-def encoder_options(args: argparse.Namespace, device: "str | torch.device | None" = None) -> dict[str, Any]:
-    """The arguments of `load_encoder` by the compute options that the command has.
-
-    Args:
-        args: What was parsed.
-        device: In place of `--device`.
-    """
-    import torch
-
-    options = read_options(ComputeOptions, args)
-    if vars(args).get("bf16"):
-        options["dtype"] = AUTO if args.bf16 == AUTO else torch.bfloat16
-    return options if device is None else options | {"device": device}
-
-
-def encoder_loader(
-    args: argparse.Namespace, device: "str | torch.device | None" = None
-) -> "Callable[[str], ItemEncoder]":
-    """A function that loads the encoder of a model by the compute options that the command has.
-
-    Args:
-        args: What was parsed.
-        device: In place of `--device`.
-    """
-    from conjoin.retrieval import load_encoder
-
-    options = encoder_options(args, device)
-
-    def load(model: str) -> "ItemEncoder":
-        return load_encoder(model, **options)
-
-    return load
-
-
-def make_encoder(args: argparse.Namespace, model: str, device: "str | None" = None) -> "ItemEncoder":
-    """Load the encoder of a model by the compute options that the command has; `device` as for `encoder_loader`."""
-    return encoder_loader(args, device)(model)
-
-
-def add_revision(parser: argparse.ArgumentParser) -> None:
-    """Add the option for one version of the command's model."""
-    parser.add_argument("--revision", **_COMPUTE["--revision"])
-
-
-def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """Add which prompt queries get."""
-    group = parser.add_argument_group("what queries get")
-    group.add_argument("--prompt", **_OPTIONS["--prompt"] | {"help": _PROMPT_HELP})
-    group.add_argument("--prompt-name", **_OPTIONS["--prompt-name"])
-
-
-def add_ranking_options(parser: argparse.ArgumentParser) -> None:
-    """Add how the parts of a query are weighed, and which rows are results."""
-    group = parser.add_argument_group("how to rank")
-    group.add_argument(
-        "--weight",
-        nargs="+",
-        type=_weight,
-        default=[],
-        metavar="PART=W",
-        help="image=0.3 text=0.7: search for the weighted sum of the vectors of the query's parts, in place of the "
-        "model's vector of both",
-    )
-    group.add_argument(
-        "--group-by", metavar="COLUMN", help="show only the best row of each value of a kept column, such as a product"
-    )
-    group.add_argument(
-        "--min-score",
-        type=float,
-        metavar="X",
-        help="do not show rows with a score below; `conjoin evaluate --benchmark pairs` suggests one",
-    )
-
-
-def _weight(text: str) -> tuple[str, float]:
-    part, _, weight = text.partition("=")
-    if part not in ("image", "text"):
-        raise argparse.ArgumentTypeError(f"expected image=NUMBER or text=NUMBER, got {text!r}")
-    try:
-        return part, float(weight)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected {part}=NUMBER, got {text!r}") from None
-
-
-def add_rerank_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `make_reranker`."""
-    group = parser.add_argument_group("how to rerank")
-    group.add_argument(
-        "--rerank", metavar="MODEL", help="a CrossEncoder of sentence-transformers that sorts the first results again"
-    )
-    group.add_argument(
-        "--rerank-top", type=int, default=100, metavar="N", help="results that it sorts (default: %(default)s)"
-    )
-
-
-def make_reranker(args: argparse.Namespace) -> "Reranker | None":
-    """Load the reranker that the command names, if any."""
-    from conjoin.retrieval import load_reranker
-
-    check_counts(args, rerank_top=1)
-    if args.rerank is None:
-        return None
-    names = ("device", "batch_size", "trust_remote_code")
-    return load_reranker(args.rerank, **{name: vars(args)[name] for name in names if name in vars(args)})
-
-
-def check_counts(args: argparse.Namespace, **least: int) -> None:
-    """Refuse numbers that are too small.
-
-    Args:
-        args: What was parsed.
-        least: By an option's name in Python the least number it may be.
+        kind: Its dataclass.
+        words: What stands behind `prog`.
+        prog: What a user types for it.
 
     Raises:
-        ValueError: One is below that.
+        ValueError: A flag is unknown, which names the nearest, or a value is wrong or missing.
     """
-    for name, number in least.items():
-        if vars(args)[name] < number:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} must be at least {number}, got {vars(args)[name]}")
+    parser = make_parser(kind, prog)
+    if "overrides" in inspect.get_annotations(kind):
+        args, rest = parser.parse_known_args(words)
+        return kind(**vars(args) | {"overrides": rest})
+    words = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in words]
+    known = ["--help", *re.findall(r"--[\w-]+", parser.format_usage())]
+    for word in takewhile(lambda word: word != "--", words):
+        flag = word.partition("=")[0]
+        if re.fullmatch(r"--[\w-]+", flag) and flag not in known:
+            near = difflib.get_close_matches(flag, known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"see {prog} --help"
+            raise ValueError(f"unknown option {flag}; {remedy}")
+    options = kind(**vars(parser.parse_args(words)))
+    for each in fields(kind):  # type: ignore[arg-type]
+        least, value = each.metadata.get("least"), vars(options)[each.name]
+        if least is not None and value is not None and value < least:
+            raise ValueError(f"--{each.name.replace('_', '-')} must be at least {least}, got {value}")
+    return options
+
+
+def name_and_weight(word: str) -> tuple[str, float]:
+    """Read `NAME=NUMBER`."""
+    name, _, number = word.partition("=")
+    return name, float(number)
+
+
+@dataclass(kw_only=True)
+class ImageOptions:
+    """Which images to read.
+
+    Args:
+        allow_urls: Fetch images from http and https URLs, within limits of bytes and seconds.
+        allow_private_urls: Also from private and local addresses, and through the environment's proxies.
+        root: Also read images of this folder; a table may otherwise name only images in its own folder (repeatable).
+    """
+
+    allow_urls: bool = False
+    allow_private_urls: bool = False
+    root: list[str] = option([], action="append")
+
+    def allow(self) -> None:
+        """Allow them in this process and in those it starts."""
+        if self.allow_urls or self.allow_private_urls:
+            from conjoin.processing import allow_urls
+
+            allow_urls(private=self.allow_private_urls)
+        for folder in self.root:
+            from conjoin.data.row_images import allow_root
+
+            allow_root(folder)
+
+
+@dataclass(kw_only=True)
+class ColumnOptions:
+    """What to read.
+
+    Args:
+        image_column: Column of the images, when it cannot be guessed.
+        text_column: Column of the texts, when it cannot be guessed.
+        id_column: Column of the ids, when it cannot be guessed; "" for row numbers.
+        split: Split of a dataset that has several.
+    """
+
+    image_column: str | None = None
+    text_column: str | None = None
+    id_column: str | None = None
+    split: str = "train"
+
+
+@dataclass(kw_only=True)
+class PromptOptions:
+    """What queries get.
+
+    Args:
+        prompt: Text before each query, or the instruction of a model that follows instructions (default: the model's
+            own prompt for queries, if it has one).
+        prompt_name: One of the prompts that the model has by name.
+    """
+
+    prompt: str | None = None
+    prompt_name: str | None = None
+
+
+@dataclass(kw_only=True)
+class RankingOptions:
+    """How to rank.
+
+    Args:
+        weight: image=0.3 text=0.7: search for the weighted sum of the vectors of the query's parts, in place of the
+            model's vector of both.
+        group_by: Show only the best row of each value of this kept column, such as a product.
+        min_score: Do not show rows with a score below; `conjoin evaluate --benchmark pairs` suggests one.
+    """
+
+    weight: list[tuple[str, float]] = option([], type=name_and_weight, metavar="PART=W")
+    group_by: str | None = None
+    min_score: float | None = None
+
+
+@dataclass(kw_only=True)
+class RerankOptions:
+    """How to rerank.
+
+    Args:
+        rerank: A CrossEncoder of sentence-transformers that sorts the first results again.
+        rerank_top: Results that it sorts.
+    """
+
+    rerank: str | None = None
+    rerank_top: int = option(100, least=1)
+
+
+@dataclass(kw_only=True)
+class DeviceOptions:
+    """How to load the model.
+
+    Args:
+        revision: Branch, tag or commit of a model on the Hub (default: its main branch).
+        device: cpu, cuda, cuda:1, ... (default: a GPU when there is one).
+    """
+
+    revision: str | None = None
+    device: str | None = None
+
+
+@dataclass(kw_only=True)
+class EncoderOptions(DeviceOptions):
+    """How to read the model.
+
+    Args:
+        input: How an item with several images is embedded: seq: images and texts in their order; cat: its images as
+            one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as the
+            model was saved, else seq).
+        pooling: How a bare checkpoint such as BERT or DINOv2 becomes one vector: the mean of its tokens, the CLS token
+            or the last token (models that say it themselves take none).
+        preset: Load an MLLM as the published embedder of this name: qwen3_vl_embedding, gme_qwen2_vl or vlm2vec.
+        trust_remote_code: Run Python code from the model's folder, if it needs any; models of this package need none.
+    """
+
+    input: Literal["seq", "cat", "avg"] | None = None
+    pooling: Literal["mean", "cls", "last"] | None = None
+    preset: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(kw_only=True)
+class ComputeOptions(EncoderOptions):
+    """How to compute.
+
+    Args:
+        batch_size: Items per forward pass.
+        workers: Processes that decode images ahead.
+        dims: Keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka).
+        bf16: Compute in bfloat16: faster where the hardware has it, slightly less exact.
+        quiet: No progress bars.
+    """
+
+    batch_size: int = option(32, least=1)
+    workers: int = option(0, least=0)
+    dims: int | None = option(least=1)
+    bf16: bool | None = False
+    quiet: bool = False
+
+
+def pick(options: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - a command's options
+    """The options of these names that the command has."""
+    return {name: vars(options)[name] for name in names if name in vars(options)}
+
+
+def encoder_options(options: EncoderOptions) -> dict[str, Any]:
+    """The arguments of `load_encoder` beside the model."""
+    found = pick(options, "batch_size", "device", "dims", "pooling", "preset", "trust_remote_code", "revision")
+    found |= {"input_type": options.input, "num_workers": getattr(options, "workers", 0)}
+    if getattr(options, "bf16", False):
+        import torch
+
+        found["dtype"] = torch.bfloat16
+    return found
+
+
+def load_rows(options: Any, source: str, **further: Any) -> "AnyDataset":  # noqa: ANN401 - a command's options
+    """Load rows by the options that are arguments of `load_pairs`; `further` are others."""
+    from conjoin.data import load_pairs
+
+    columns = [each.name for each in fields(ColumnOptions)]
+    return load_pairs(source, **pick(options, *columns, "group_column", "only", "streaming") | further)
+
+
+def make_reranker(options: Any) -> "Reranker | None":  # noqa: ANN401 - a command's options
+    """Load the reranker that `RerankOptions` name, if any."""
+    if options.rerank is None:
+        return None
+    from conjoin.retrieval import load_reranker
+
+    return load_reranker(options.rerank, **pick(options, "device", "batch_size", "trust_remote_code"))
 
 
 def check_out(out: str) -> Path:
     """Refuse an output folder that holds a model, or the files of another command; other files may lie there.
 
-    Args:
-        out: The folder; it need not exist.
-
-    Returns:
-        Its path.
-
     Raises:
         ValueError: The message names what it holds.
     """
-    folder = Path(out)
-    for name, held in _HELD.items():
-        if (folder / name).exists():
-            raise ValueError(f"--out {out!r} holds {held} ({name}); choose another folder")
-    return folder
+    for name in ("config.json", "modules.json", "adapter_config.json", "cache.json", "data/train.lance"):
+        if Path(out, name).exists():
+            raise ValueError(f"--out {out!r} holds a model, a cache or a collection ({name}); choose another folder")
+    return Path(out)

@@ -1,56 +1,105 @@
-"""`conjoin serve`: embeddings and search over HTTP."""
+"""`conjoin serve`: embeddings and search over HTTP; and the options that `conjoin app` shares."""
 
-import argparse
 import os
 import signal
 import threading
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import check_counts
-from conjoin.cli.serving_options import add_serving_options, check_collections, read_limits, searcher_options
+from conjoin.cli.options import EncoderOptions, ImageOptions, PromptOptions, encoder_options, option
 
 if TYPE_CHECKING:
+    from conjoin.serving import Limits
     from conjoin.serving.searcher import Searcher
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "serve",
-        help=COMMANDS["serve"],
-        description="Answer POST /embed, POST /search and GET /health as JSON; the reference is at /docs. The "
-        'items of concurrent requests share forward passes. Needs pip install "conjoin[serve]".',
-        epilog="examples: conjoin serve runs/photos; conjoin serve --model runs/demo/model",
-    )
-    parser.add_argument(
-        "collection",
-        metavar="COLLECTION",
-        nargs="?",
-        help="folder that `conjoin encode` wrote, or a URI; without it, only /embed works",
-    )
-    parser.add_argument(
-        "--model",
-        help="folder or Hub name of the model (default: the folder on this machine that the collection records)",
-    )
-    parser.add_argument(
-        "--max-items", type=int, default=64, metavar="N", help="items of a request (default: %(default)s)"
-    )
-    _add_network_options(parser)
-    add_serving_options(parser, port=8000)
-    parser.set_defaults(func=run, quiet=False)
+@dataclass(kw_only=True)
+class ServingOptions(PromptOptions, ImageOptions, EncoderOptions):
+    """where to listen, and the limits.
+
+    Args:
+        host: 0.0.0.0 for all who can reach this machine; there are no passwords.
+        max_upload: Size of an image in MiB.
+        max_megapixels: Pixels of an image.
+        max_results: Results of a query.
+    """
+
+    host: str = "127.0.0.1"
+    max_upload: int = option(10, least=1)
+    max_megapixels: int = option(25, least=1)
+    max_results: int = option(100, least=1)
+
+    def limits(self, **further: int) -> "Limits":
+        """The limits that the options stand for."""
+        from conjoin.serving import Limits
+
+        upload, pixels = self.max_upload * 2**20, self.max_megapixels * 10**6
+        body = max(Limits.body_bytes, 2 * upload)
+        return Limits(body_bytes=body, image_bytes=upload, image_pixels=pixels, results=self.max_results, **further)
 
 
-def run(args: argparse.Namespace) -> None:
+def check_collection(uri: str) -> None:
+    """Make sure that a folder holds a collection, before anything is imported that takes seconds.
+
+    Raises:
+        FileNotFoundError: It does not.
+    """
+    if "://" not in uri and ".db/" not in uri and not (Path(uri) / "data").is_dir():
+        raise FileNotFoundError(f"there is no collection in {uri!r}: run `conjoin encode`")
+
+
+@dataclass(kw_only=True)
+class Options(ServingOptions):
+    """Answer POST /embed, POST /search and GET /health as JSON; the reference is at /docs.
+
+    The items of concurrent requests share forward passes. Needs pip install "conjoin[serve]".
+
+    Args:
+        collection: Folder that `conjoin encode` wrote, or a URI; without it, only /embed works.
+        model: Folder or Hub name of the model (default: the folder on this machine that the collection records).
+        port: 0 for a free one.
+        max_items: Items of a request.
+        api_key_file: Keys, one in each line: requests need one of them, as `Authorization: Bearer KEY` or `X-API-Key:
+            KEY`.
+        cors: Sites whose pages may ask, as https://example.org.
+        max_connections: Connections at one time.
+        grace: When it is terminated (SIGTERM), seconds to answer what is in flight.
+        watch: Serve a new version of the collection within a second of its publication; without it, SIGHUP does so.
+        access_log: Write a line of JSON to stdout for each request.
+
+    Example:
+        conjoin serve runs/photos; conjoin serve --model runs/demo/model
+    """
+
+    collection: str | None = option(MISSING, nargs="?")
+    model: str | None = None
+    port: int = option(8000, least=0)
+    max_items: int = option(64, least=1)
+    api_key_file: str | None = None
+    cors: list[str] = field(default_factory=list)
+    max_connections: int = option(256, least=1)
+    grace: int = option(30, least=0)
+    watch: bool = False
+    access_log: bool = False
+
+
+def run(options: Options) -> None:
     """Run the command."""
-    if args.collection is None and args.model is None:
+    if options.collection is None and options.model is None:
         raise ValueError("there is nothing to serve: pass COLLECTION, --model or both")
-    check_counts(args, max_items=1, max_connections=1, grace=0)
-    check_collections([] if args.collection is None else [args.collection])
-    limits = read_limits(args, items=args.max_items)
-
-    keys = _read_keys(args.api_key_file)
+    if options.collection is not None:
+        check_collection(options.collection)
+    limits = options.limits(items=options.max_items)
+    keys: list[str] = []
+    if options.api_key_file is not None:
+        lines = Path(options.api_key_file).read_text(encoding="utf-8").splitlines()
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise ValueError(
+                f"there is no key in {options.api_key_file!r}: write one in each line, such as `openssl rand -hex 32` "
+                "gives"
+            )
 
     from conjoin.serving.http import Stopping, missing, run_server
 
@@ -60,59 +109,23 @@ def run(args: argparse.Namespace) -> None:
         missing("serve", error)
     from conjoin.serving.searcher import Searcher
 
-    searcher = Searcher.load(args.collection, args.model, limits, **searcher_options(args))
-    _watch(searcher, args.watch)
-    stopping = Stopping(args.grace, searcher.batcher.stop)
-    app = make_endpoint(searcher, args.host, keys=keys, origins=args.cors, stopping=stopping)
-    options = {"connections": args.max_connections, "access_log": args.access_log, "is_open": not keys}
-    run_server(app, args.host, args.port, stopping=stopping, **options)
+    how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
+    searcher = Searcher.load(options.collection, options.model, limits, **how)
+    _watch(searcher, options.watch)
+    stopping = Stopping(options.grace, searcher.batcher.stop)
+    app = make_endpoint(searcher, options.host, keys=keys, origins=options.cors, stopping=stopping)
+    run_server(
+        app,
+        options.host,
+        options.port,
+        stopping=stopping,
+        connections=options.max_connections,
+        access_log=options.access_log,
+        is_open=not keys,
+    )
     searcher.batcher.stop()
     if not searcher.batcher.has_ended(1):
         os._exit(0)  # the interpreter cannot end while the model computes; all requests are answered
-
-
-def _add_network_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("on a network")
-    group.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="keys, one in each line: requests need one of them, as `Authorization: Bearer KEY` or `X-API-Key: KEY`",
-    )
-    group.add_argument(
-        "--cors", metavar="ORIGIN", nargs="+", default=[], help="sites whose pages may ask, as https://example.org"
-    )
-    group.add_argument(
-        "--max-connections", type=int, default=256, metavar="N", help="at one time (default: %(default)s)"
-    )
-    group.add_argument(
-        "--grace",
-        type=int,
-        default=30,
-        metavar="SECONDS",
-        help="when it is terminated (SIGTERM), time to answer what is in flight (default: %(default)s)",
-    )
-    group.add_argument(
-        "--watch",
-        action="store_true",
-        help="serve a new version of the collection within a second of its publication; without it, SIGHUP does so",
-    )
-    group.add_argument("--access-log", action="store_true", help="write a line of JSON to stdout for each request")
-
-
-def _read_keys(path: str | None) -> list[str]:
-    """The keys of a file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It has none.
-    """
-    if path is None:
-        return []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise ValueError(f"there is no key in {path!r}: write one in each line, such as `openssl rand -hex 32` gives")
-    return keys
 
 
 def _watch(searcher: "Searcher", always: bool) -> None:

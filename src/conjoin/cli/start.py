@@ -1,52 +1,61 @@
 """`conjoin start`: from a table of products to the search app."""
 
-import argparse
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import add_compute_options, add_data_options, add_image_options
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "start",
-        help=COMMANDS["start"],
-        description="Look at TABLE (which columns are the pictures, the titles, the ids, the prices, the categories), "
-        "encode it into a collection, and open the search app. Each step is a command of its own, printed as such. "
-        "Run it again after a change of TABLE: only what is new is encoded.",
-        epilog="example: conjoin start catalogue.csv --no-app",
-    )
-    parser.add_argument("table", metavar="TABLE", help="a CSV, TSV, JSONL or Parquet file, a row for each product")
-    parser.add_argument(
-        "--model",
-        help="folder or Hub name of a model (default: that of --out if it is there, else a CLIP model from the Hub, "
-        'else "sample", the towers of the embedded sample)',
-    )
-    parser.add_argument("--out", metavar="DIR", help="the collection (default: runs/NAME of TABLE)")
-    parser.add_argument("--no-app", action="store_true", help="stop before the app")
-    add_data_options(parser, ("--image-column", "--text-column", "--id-column"))
-    add_image_options(parser)
-    add_compute_options(parser, ("--pooling", "--preset"))
-    parser.set_defaults(func=run, quiet=False)
+from conjoin.cli.options import ImageOptions, option
 
 
-def run(args: argparse.Namespace) -> None:
+@dataclass(kw_only=True)
+class Options(ImageOptions):
+    """Make TABLE searchable, and open the search app.
+
+    Looks at which columns are the pictures, the titles, the ids, the prices and the categories, encodes the table into
+    a collection, and opens the app. Each step is a command of its own, printed as such. Run it again after a change of
+    TABLE: only what is new is encoded.
+
+    Args:
+        table: A CSV, TSV, JSONL or Parquet file, a row for each product.
+        model: Folder or Hub name of a model (default: that of --out if it is there, else a CLIP model from the Hub,
+            else "sample", the towers of the embedded sample).
+        out: The collection (default: runs/NAME of TABLE).
+        no_app: Stop before the app.
+        image_column: Column of the pictures, when it is not guessed right.
+        text_column: Column of the titles, when it is not guessed right.
+        id_column: Column of the ids, when it is not guessed right; "" for row numbers.
+        pooling: Literal["mean", "cls", "last"] | None = None
+        preset: Of an MLLM, as for `conjoin encode`.
+
+    Example:
+        conjoin start catalogue.csv --no-app
+    """
+
+    table: str
+    model: str | None = None
+    out: str | None = None
+    no_app: bool = False
+    image_column: str | None = None
+    text_column: str | None = None
+    id_column: str | None = None
+    pooling: Literal["mean", "cls", "last"] | None = None
+    preset: str | None = None
+
+
+def run(options: Options) -> None:
     """Run the command."""
     from conjoin.cli.main import run_command
     from conjoin.demo.products import find_products
     from conjoin.demo.start import ABOUT, choose_model, command_line, default_out, describe, has_app, start_commands
 
-    products = find_products(args.table, args.image_column, args.text_column, args.id_column)
-    print(f"{args.table}: " + "\n".join(describe(products)))
-    out = args.out or default_out(args.table)
-    model, reason = choose_model(out, args.model)
+    products = find_products(options.table, options.image_column, options.text_column, options.id_column)
+    print(f"{options.table}: " + "\n".join(describe(products)))
+    out = options.out or default_out(options.table)
+    model, reason = choose_model(out, options.model)
     print(f"Model: {model}, {reason}.", ABOUT.get(model, ""))
-    steps = start_commands(args.table, products, out, model, {"--pooling": args.pooling, "--preset": args.preset})
-    opens = not args.no_app and has_app()
+    loading = {"--pooling": options.pooling, "--preset": options.preset}
+    steps = start_commands(options.table, products, out, model, loading)
     for number, words in enumerate(steps, 1):
-        is_last = number == len(steps)
-        if is_last and not opens:
+        if number == len(steps) and (options.no_app or not has_app()):
             needs = "" if has_app() else ', which needs pip install "conjoin[app]"'
             print(f"\nThe app{needs}:\n{command_line(words)}")
             return

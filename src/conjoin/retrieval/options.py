@@ -1,10 +1,10 @@
-"""The options of encoders, collections and mining, for functions and for the program; importing them loads nothing."""
+"""The options of functions that make encoders, collections and hard negatives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from conjoin.constants import DTYPES, INPUT_TYPES, ON_ERROR, POOLINGS, option
+from conjoin.constants import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -31,53 +31,17 @@ class ComputeOptions:
     batch_size: int = option(
         32, "--batch-size", type=int, metavar="N", help="items per forward pass (default: %(default)s)"
     )
-    device: "str | torch.device | None" = option(
-        None, "--device", help="cpu, cuda, cuda:1, ... (default: a GPU when there is one)"
-    )
+    device: "str | torch.device | None" = None
     dtype: "torch.dtype | str | None" = None
     num_workers: int = option(
         0, "--workers", type=int, metavar="N", help="processes that decode images ahead (default: %(default)s)"
     )
-    input_type: str | None = option(
-        None,
-        "--input",
-        choices=INPUT_TYPES,
-        help="how an item with several images is embedded: seq: images and texts in their order; cat: its images "
-        "as one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as "
-        "the model was saved, else seq)",
-    )
-    dims: int | None = option(
-        None,
-        "--dims",
-        type=int,
-        metavar="N",
-        help="keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka)",
-    )
-    pooling: str | None = option(
-        None,
-        "--pooling",
-        choices=POOLINGS,
-        help="how a bare checkpoint such as BERT or DINOv2 becomes one vector: the mean of its tokens, the CLS token "
-        "or the last token (models that say it themselves take none)",
-    )
-    preset: str | None = option(
-        None,
-        "--preset",
-        metavar="NAME",
-        help="load an MLLM as the published embedder NAME: qwen3_vl_embedding, gme_qwen2_vl or vlm2vec",
-    )
-    trust_remote_code: bool = option(
-        False,
-        "--trust-remote-code",
-        action="store_true",
-        help="run Python code from the model's folder, if it needs any; models of this package need none",
-    )
-    revision: str | None = option(
-        None,
-        "--revision",
-        metavar="NAME",
-        help="branch, tag or commit of a model on the Hub (default: its main branch)",
-    )
+    input_type: str | None = None
+    dims: int | None = None
+    pooling: str | None = None
+    preset: str | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +63,9 @@ class EncodeOptions:
         ValueError: An unknown `dtype`.
     """
 
-    sync: bool = option(
-        False, "--sync", action="store_true", help="also remove the rows of the collection that are no longer in DATA"
-    )
-    prompt: str | None = option(
-        None,
-        "--prompt",
-        metavar="TEXT",
-        help="text before each item, or the instruction of a model that follows instructions (default: the model's "
-        "own prompt for documents, if it has one)",
-    )
-    prompt_name: str | None = option(
-        None, "--prompt-name", metavar="NAME", help="one of the prompts that the model has by name"
-    )
+    sync: bool = False
+    prompt: str | None = None
+    prompt_name: str | None = None
     role: Literal["query", "document"] = "document"
     dtype: str = option("float32", "--dtype", choices=DTYPES, help="type of the stored numbers (default: %(default)s)")
     on_error: str = option(
@@ -121,15 +75,7 @@ class EncodeOptions:
         help="what to do with a row that cannot be used: stop, or skip it and list it in skipped.jsonl in --out "
         "(default: %(default)s)",
     )
-    keep_pictures: int | None = option(
-        None,
-        "--keep-pictures",
-        type=int,
-        nargs="?",
-        const=256,
-        metavar="PX",
-        help="also keep a JPEG thumbnail of each picture, at most PX pixels wide and high (256 if not given)",
-    )
+    keep_pictures: int | None = None
     settings: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
