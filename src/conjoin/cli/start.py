@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from conjoin.cli.options import ImageOptions, option
+from conjoin.cli.options import ImageOptions
 
 
 @dataclass(kw_only=True)

@@ -28,14 +28,10 @@ class ComputeOptions:
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
     """
 
-    batch_size: int = option(
-        32, "--batch-size", type=int, metavar="N", help="items per forward pass (default: %(default)s)"
-    )
+    batch_size: int = 32
     device: "str | torch.device | None" = None
     dtype: "torch.dtype | str | None" = None
-    num_workers: int = option(
-        0, "--workers", type=int, metavar="N", help="processes that decode images ahead (default: %(default)s)"
-    )
+    num_workers: int = 0
     input_type: str | None = None
     dims: int | None = None
     pooling: str | None = None
@@ -67,14 +63,8 @@ class EncodeOptions:
     prompt: str | None = None
     prompt_name: str | None = None
     role: Literal["query", "document"] = "document"
-    dtype: str = option("float32", "--dtype", choices=DTYPES, help="type of the stored numbers (default: %(default)s)")
-    on_error: str = option(
-        "raise",
-        "--on-error",
-        choices=ON_ERROR,
-        help="what to do with a row that cannot be used: stop, or skip it and list it in skipped.jsonl in --out "
-        "(default: %(default)s)",
-    )
+    dtype: str = "float32"
+    on_error: str = "raise"
     keep_pictures: int | None = None
     settings: Mapping[str, Any] | None = None
 
@@ -97,15 +87,10 @@ class MiningOptions:
         prompt_name: The name of one of the model's prompts, likewise.
     """
 
-    k: int = option(10, "-k", type=int, help="negatives per row and miner (default: %(default)s)")
-    index: str = option(
-        "exact",
-        "--index",
-        metavar="FACTORY",
-        help='exact, or an index of FAISS by its factory string, such as "IVF4096,PQ64" (default: %(default)s)',
-    )
+    k: int = 10
+    index: str = "exact"
     device: str = "cpu"
     block: int = 4096
-    dtype: str = option("float32", "--dtype", choices=DTYPES, help="type of the stored numbers (default: %(default)s)")
+    dtype: str = "float32"
     prompt: str | None = None
     prompt_name: str | None = None
