@@ -154,7 +154,8 @@ def test_emoji(model, tmp_path, monkeypatch, capsys):
     assert len(results.scores) == 19 and results.scores[0].candidates == 24
 
 
-def test_a_benchmark_has_options_of_its_own(capsys):
+def test_a_benchmark_has_options_of_its_own(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
     words = "--query-style twemoji --quiet --benchmark=emoji --split validation model --seed 3 --out x".split()
     options = read_command(["evaluate", *words])[1]
     assert (options.model, options.benchmark, options.quiet, options.seed) == ("model", "emoji", True, 3)
