@@ -44,7 +44,7 @@ def test_any_dataset_with_other_columns():
         ("sent0,sent1,hard_neg\na,b, \n", None, 1, "row 0, column 'hard_neg': text is empty"),
         ("sent0,sent1\na,b\n", None, 1, "no column 'hard_neg'"),
         ("sent0,sent1,x\na,b,c\n", {"negative": "x"}, 0, "the negative column 'x' is named, but hard_negatives=0"),
-        ("sent0,sent1\na,b\n", None, 2, "hard_negatives=2; expected 0, or 1"),
+        ("sent0,sent1\na,b\n", None, 2, "hard_negatives=2; expected 0 or more, at most 1"),
         ("sent0,sent1\na,b\n", {"anchor": "sent0"}, 0, "unknown part 'anchor' in columns; expected one of"),
     ],
 )
