@@ -24,6 +24,7 @@ from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions
 from torch import Tensor, nn
 from transformers import PrinterCallback
 
+from conjoin.constants import SOLAR_HEADS
 from conjoin.data import PairCollator
 from conjoin.losses import AlignmentTerms
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -32,7 +33,6 @@ from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
 from conjoin.storage import atomic_path, write_text
 from conjoin.trainers import ContrastiveTrainer, GclTrainer, RetrievalTrainer, merge_lora
 from conjoin.trainers.solar import (
-    LOSS_FILE,
     ProjectionHeads,
     SolarStage1Trainer,
     SolarStage2Collator,
@@ -162,7 +162,7 @@ class Laboratory:
         state = {name: value.contiguous() for name, value in trained.model.state_dict().items() if not _of_tower(name)}
         parts = {WEIGHTS: state}
         if trained.heads is not None:
-            parts[LOSS_FILE] = {f"heads.{name}": value for name, value in trained.heads.state_dict().items()}
+            parts[SOLAR_HEADS] = {f"heads.{name}": value for name, value in trained.heads.state_dict().items()}
         for file, tensors in reversed(parts.items()):  # the weights last
             with atomic_path(folder / file) as path:
                 save_file(tensors, str(path))
@@ -237,7 +237,7 @@ class Laboratory:
                 r=16, lora_alpha=32, target_modules=r"vl_encoder\..*",
                 modules_to_save=["vision_adapter", "text_adapter"],
             )  # fmt: skip
-        file = None if row.start is None else self.folder(row.start) / LOSS_FILE
+        file = None if row.start is None else self.folder(row.start) / SOLAR_HEADS
         if file is not None:
             model.name_or_path = str(file.parent)  # where stage 2 finds the heads
         trainer = kind(model, config, **options)

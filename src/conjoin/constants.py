@@ -20,3 +20,5 @@ INDEX_KINDS = {
 """Lance's indexes of vectors: the names that Lance gives them, and their classes in `lancedb.index`."""
 POOLINGS = ("mean", "cls", "last")
 """How the last states of a bare checkpoint become one vector."""
+SOLAR_HEADS = "solar_loss.safetensors"
+"""What SOLAR's stage 1 trained besides the encoder, in its folder: projection heads W and temperatures."""

@@ -1,15 +1,18 @@
 """Baselines: parts of the items, and the towers of a joint encoder, on the same task."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
-from conjoin.evaluation.benchmark import baseline_table, tower_encoder
+from conjoin.evaluation.benchmark import baseline_table, other_encoders
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.retrieval import ItemEncoder
+from conjoin.retrieval import ItemEncoder, load_encoder
 from conjoin.trainers.solar_explain import explain_pair
 from tiny_encoder import tiny_encoder
 
@@ -67,7 +70,7 @@ def test_small_tasks_have_baselines(tmp_path, monkeypatch, baselines, most, scor
 def test_towers_alone(own_export, tmp_path):
     _, model, processor = own_export
     encoder = ItemEncoder(model, processor, 4)
-    towers, red = tower_encoder(encoder), Image.new("RGB", (9, 9), "red")
+    towers, red = other_encoders(encoder)["towers alone"], Image.new("RGB", (9, 9), "red")
     picture, word, both = towers.encode([red, "red", {"image": red, "text": "red"}])
     assert picture @ word == pytest.approx(0, abs=1e-6)  # towers share no space
     assert both @ picture == pytest.approx(np.sqrt(0.5), abs=1e-5) == both @ word
@@ -79,14 +82,33 @@ def test_towers_alone(own_export, tmp_path):
     assert towers.fingerprint != encoder.fingerprint
     table = baseline_table(scores_of(encoder, tmp_path, EvaluateOptions(baselines=True)))
     assert ["both", "towers alone"] in [row[:2] for row in table.rows]
-    assert "across" not in {row[0] for row in table.rows}
+    assert ["across", "towers alone"] not in [row[:2] for row in table.rows]
+
+
+def test_heads_of_solar_in_the_folder_project_what_is_alone(own_export, tmp_path):
+    shutil.copytree(own_export[0], tmp_path / "model")
+    encoder = load_encoder(tmp_path / "model", device="cpu")
+    assert "with W" not in other_encoders(encoder)
+    width = encoder.dimension
+    heads = {f"heads.{part}.weight": torch.randn(width, width) for part in ("image", "text")}
+    save_file(heads, str(tmp_path / "model/solar_loss.safetensors"))
+    red = Image.new("RGB", (9, 9), "red")
+    items = [red, "red", {"image": red, "text": "red"}]
+    plain, projected = (each.encode(items) for each in (encoder, other_encoders(encoder)["with W"]))
+    for row, head in enumerate(heads.values()):
+        expected = head.numpy() @ plain[row]
+        np.testing.assert_allclose(projected[row], expected / np.linalg.norm(expected), atol=1e-5)
+    np.testing.assert_allclose(projected[2], plain[2], atol=1e-6)
+    np.testing.assert_allclose(other_encoders(encoder)["with W"].encode(items[1:2])[0], projected[1], atol=1e-5)
+    table = baseline_table(scores_of(encoder, tmp_path, EvaluateOptions(baselines=True)))
+    assert {("both", "with W"), ("across", "with W")} <= {tuple(row[:2]) for row in table.rows}
 
 
 def test_towers_of_an_encoder_of_pooled_states(tiny_checkpoints):
     folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
     model = JointEncoderModel.from_backbones(*folders, num_vl_layers=0, hidden_size=24, num_attention_heads=1)
     processor = ImageTextProcessor.from_backbones(*folders)
-    word = tower_encoder(ItemEncoder(model.eval(), processor, 4)).encode(["red"])[0]
+    word = other_encoders(ItemEncoder(model.eval(), processor, 4))["towers alone"].encode(["red"])[0]
     inputs = processor(["red"])
     states = model.run_text_tower(inputs["input_ids"], inputs["attention_mask"])[0, 1:]
     expected = torch.nn.functional.normalize(states.mean(0), dim=0).detach()

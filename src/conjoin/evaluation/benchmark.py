@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
+from conjoin.constants import SOLAR_HEADS
 from conjoin.evaluation.results import Example, Headline, Results, Score, Table
 from conjoin.evaluation.tables import average, metric_name, random_order, score_table
 from conjoin.evaluation.task import PARTS, Cell, CellScores, EvaluateOptions, View, evaluate_cells
@@ -22,7 +24,7 @@ from conjoin.retrieval import ItemEncoder
 from conjoin.retrieval.encoder import EncoderOutput
 
 VIEWS: dict[View, str] = {"text": "text alone", "image": "picture alone", "sum": "sum of views"}
-TOWERS = "towers alone"
+TOWERS, HEADS = "towers alone", "with W"
 MOST_ROWS = 10_000
 """Queries and candidates up to which baselines are scored unless they are asked for."""
 MOST_PRINTED = 12
@@ -31,7 +33,8 @@ _EXAMPLES = 12
 _BASELINES_NOTE = (
     "The same queries, candidates and judgements. Text alone, picture alone: only this part of each item is seen. Sum "
     "of views: the vectors of picture and text are added. Towers alone: without what was trained on top of them, the "
-    "picture's global token and the mean of the text's tokens. Where a baseline is better, use the baseline."
+    "picture's global token and the mean of the text's tokens. With W: a picture or a text alone is projected by the "
+    "heads of SOLAR's stage 1. Where a baseline is better, use the baseline."
 )
 
 
@@ -168,12 +171,13 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
         (label, vectors.encoder, out, [cell.seen_as(view) for cell, pairs in cells if _has_view(pairs, view)])
         for view, label in VIEWS.items()
     ]
-    towers = tower_encoder(vectors.encoder)
-    if towers is not None:  # they only find what shares a part with the query
-        shared = [
-            cell for cell, pairs in cells if all(any(query & parts for parts in right) for query, right in pairs)
+    for label, other in other_encoders(vectors.encoder).items():  # towers only find what shares a part with the query
+        kept = [
+            replace(cell, run_depth=0)
+            for cell, pairs in cells
+            if label != TOWERS or all(any(query & parts for parts in right) for query, right in pairs)
         ]
-        runs.append((TOWERS, towers, out / "towers", [replace(cell, run_depth=0) for cell in shared]))
+        runs.append((label, other, out / label.replace(" ", "-"), kept))
     rows: dict[str, list[Score]] = {}
     for label, encoder, folder, seen in runs:
         for each in evaluate_cells(encoder, seen, folder, options):
@@ -202,15 +206,22 @@ def _has_view(pairs: Sequence[tuple[set[str], list[set[str]]]], view: View) -> b
     )
 
 
-def tower_encoder(encoder: ItemEncoder) -> ItemEncoder | None:
-    """An encoder of the towers of a joint encoder; None for other models."""
+def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:
+    """What the towers of a joint encoder give alone, and SOLAR's stage 1 with its projection heads; by label."""
     from conjoin.models.joint_encoder import JointEncoderModel
 
     if not isinstance(encoder.model, JointEncoderModel):
-        return None
-    towers: Any = _Towers(encoder.model)
+        return {}
+    models: dict[str, nn.Module] = {TOWERS: _Towers(encoder.model)}
+    file = Path(encoder.model.name_or_path or "", SOLAR_HEADS)
+    heads = load_file(str(file)) if file.is_file() else {}
+    if "heads.image.weight" in heads:
+        models[HEADS] = _Heads(encoder.model, heads["heads.image.weight"], heads["heads.text.weight"])
     how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
-    return ItemEncoder(towers, encoder.processor, name=f"{encoder.name}, towers", **how)
+    return {
+        label: ItemEncoder(model, encoder.processor, name=f"{encoder.name}, {label}", **how)
+        for label, model in models.items()
+    }
 
 
 class _Towers(nn.Module):
@@ -230,7 +241,32 @@ class _Towers(nn.Module):
         if tokens.text_features is not None:
             mask = inputs["attention_mask"][..., None].float()
             parts[1] = (tokens.text_features[:, 1:].float() * mask).sum(1) / mask.sum(1).clamp(min=1)
-        for index, name in enumerate(("image_mask", "text_mask")):
-            if inputs.get(name) is not None:
-                parts[index] = parts[index] * inputs[name][:, None]
-        return EncoderOutput(F.normalize(torch.cat([F.normalize(part, dim=1) for part in parts], dim=1), dim=1))
+        parts = [
+            F.normalize(part, dim=1) * has[:, None] for part, has in zip(parts, _exists(inputs, count), strict=True)
+        ]
+        return EncoderOutput(F.normalize(torch.cat(parts, dim=1), dim=1))
+
+
+class _Heads(nn.Module):
+    """A joint encoder whose embeddings of pictures alone and of texts alone are projected by W_V and W_L (Eq. 2)."""
+
+    def __init__(self, model: Any, image: Tensor, text: Tensor) -> None:  # noqa: ANN401 - a `JointEncoderModel`
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.heads = nn.ParameterList([image.to(model.device), text.to(model.device)])
+
+    def forward(self, **inputs: Any) -> EncoderOutput:  # noqa: ANN401 - of the processor
+        embeddings = self.model(**inputs).embeddings
+        has_image, has_text = (has[:, None] for has in _exists(inputs, len(embeddings)))
+        image, text = (embeddings @ head.float().T for head in self.heads)
+        alone = torch.where(has_image, image, text)
+        return EncoderOutput(F.normalize(torch.where(has_image & has_text, embeddings, alone), dim=1))
+
+
+def _exists(inputs: dict[str, Any], count: int) -> list[Tensor]:
+    """Which items have an image, and which have a text; `(N,)` bool each."""
+    masks = []
+    for mask, part in (("image_mask", "pixel_values"), ("text_mask", "input_ids")):
+        has = torch.full((count,), inputs.get(part) is not None) if inputs.get(mask) is None else inputs[mask].bool()
+        masks.append(has.to(next(each.device for each in inputs.values() if isinstance(each, Tensor))))
+    return masks

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
+from mteb.models import ModelMeta
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ScoringFunction
 from PIL import Image
-from torch import Tensor
 
 from conjoin.evaluation.task import as_prompt
 from conjoin.hub.local_paths import is_local, public_name
 from conjoin.retrieval import ItemEncoder
 
 
-class MtebModel:
+class MtebModel(AbsEncoder):  # type: ignore[misc] # its types are not installed everywhere
     """A model of MTEB's protocol: `mteb.evaluate(MtebModel(encoder), tasks)`.
 
     An item has the text, the image or both of a row. Queries, and the items of tasks without queries, get the task's
@@ -24,18 +25,24 @@ class MtebModel:
         encoder: The model.
         instructions: By the name or the type of a task (`"Classification"`) its instruction.
         use_instructions: Whether to give instructions at all.
-
-    Raises:
-        ImportError: mteb is not installed.
     """
 
     def __init__(
         self, encoder: ItemEncoder, instructions: Mapping[str, str] | None = None, use_instructions: bool = True
     ) -> None:
-        self.encoder = encoder
-        self.instructions = dict(instructions or {})
-        self.use_instructions = use_instructions
-        self.mteb_model_meta = _meta(encoder, use_instructions)
+        self.encoder, self.instructions, self.use_instructions = encoder, dict(instructions or {}), use_instructions
+        name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
+        facts = {
+            "name": name if "/" in name else f"conjoin/{name}",
+            "revision": encoder.fingerprint[:12],
+            "modalities": _modalities(encoder),
+            "embed_dim": encoder.dimension,
+            "n_parameters": sum(each.numel() for each in encoder.model.parameters()),
+            "framework": ["PyTorch"],
+            "similarity_fn_name": ScoringFunction.COSINE,
+            "use_instructions": use_instructions,
+        }
+        self.mteb_model_meta = ModelMeta.create_empty(overwrites=facts)
 
     def encode(
         self,
@@ -63,21 +70,14 @@ class MtebModel:
         prompt = as_prompt(self.encoder, self._instruction(task_metadata, prompt_type))
         how: dict[str, Any] = {"prompt": prompt, "role": None if prompt_type is None else str(prompt_type.value)}
         rows: list[np.ndarray] = []
-        done = 0
         for batch in inputs:
             items = _items(batch)
-            names = [f"{done + index} of {task_metadata.name}, {hf_subset}, {hf_split}" for index in range(len(items))]
+            start = sum(map(len, rows))
+            names = [
+                f"{start + index} of {task_metadata.name}, {hf_subset}, {hf_split}" for index in range(len(items))
+            ]
             rows.append(self.encoder.encode(items, names, **how))
-            done += len(items)
         return np.concatenate(rows)
-
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors
-        """Cosine similarity of all pairs: `(N, D)`, `(M, D)` → `(N, M)`."""
-        return _unit(embeddings1) @ _unit(embeddings2).T
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors
-        """Cosine similarity row by row: `(N, D)`, `(N, D)` → `(N,)`."""
-        return (_unit(embeddings1) * _unit(embeddings2)).sum(dim=-1)
 
     def _instruction(self, task: Any, prompt_type: Any) -> str | None:  # noqa: ANN401 - of mteb
         if not self.use_instructions:
@@ -101,27 +101,6 @@ def _items(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     return items
 
 
-def _meta(encoder: ItemEncoder, use_instructions: bool) -> Any:  # noqa: ANN401 - of mteb
-    try:
-        from mteb.models import ModelMeta
-        from mteb.models.model_meta import ScoringFunction
-    except ImportError as error:
-        raise ImportError('mteb is not installed; run: pip install "conjoin[mteb]"') from error
-    name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
-    parameters = sum(each.numel() for each in encoder.model.parameters())
-    facts = {
-        "name": name if "/" in name else f"conjoin/{name}",
-        "revision": encoder.fingerprint[:12],
-        "modalities": _modalities(encoder),
-        "embed_dim": encoder.dimension,
-        "n_parameters": parameters,
-        "framework": ["PyTorch"],
-        "similarity_fn_name": ScoringFunction.COSINE,
-        "use_instructions": use_instructions,
-    }
-    return ModelMeta.create_empty(overwrites=facts)
-
-
 def _modalities(encoder: ItemEncoder) -> list[str]:
     """What the model takes, tried out."""
     modalities = []
@@ -132,8 +111,3 @@ def _modalities(encoder: ItemEncoder) -> list[str]:
             continue
         modalities.append(modality)
     return modalities
-
-
-def _unit(embeddings: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors
-    rows = torch.atleast_2d(torch.as_tensor(embeddings)).float()
-    return torch.nn.functional.normalize(rows, dim=-1)

@@ -55,8 +55,7 @@ def score_ranks(
     gallery_size: ArrayLike,
     ks: Sequence[int] = (1, 5, 10),
     mrr: int | None = 10,
-    resamples: int = 10000,
-    seed: int = 0,
+    **how: int,
 ) -> dict[str, Metric]:
     """Hit rates and the mean reciprocal rank, with intervals over queries and the expectation of a random order.
 
@@ -66,8 +65,7 @@ def score_ranks(
         gallery_size: Number of candidates of each query `(N,)`, or one number for all.
         ks: Cut-offs of the hit rates.
         mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        how: `resamples` and `seed` of the bootstrap.
 
     Returns:
         `"hit_rate@1"`, ..., `"mrr@10"`.
@@ -78,7 +76,7 @@ def score_ranks(
     }
     if mrr is not None:
         values[f"mrr@{mrr}"] = np.where(ranks <= mrr, 1 / ranks, 0.0), chance_mrr(relevant_counts, gallery_size, mrr)
-    return {name: Metric.from_values(each, chance, resamples, seed) for name, (each, chance) in values.items()}
+    return {name: Metric.from_values(each, chance, **how) for name, (each, chance) in values.items()}
 
 
 def score_symmetric(

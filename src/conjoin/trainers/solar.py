@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from conjoin.constants import SOLAR_HEADS
 from conjoin.data import EpochRows, ImageAugmentation, load_training_pairs
 from conjoin.data.row_images import map_images
 from conjoin.data.training_rows import has_order
@@ -51,8 +52,6 @@ from conjoin.trainers.solar_teachers import TeacherCollator, Teachers, precomput
 
 logger = logging.getLogger(__name__)
 
-LOSS_FILE = "solar_loss.safetensors"
-"""What stage 1 trained besides the encoder, in its folder: projection heads and temperatures, for stage 2."""
 GCL_VIEWS = ("gcl_image", "gcl_text", "gcl_fused")
 """Names of the embeddings of the GCL loss."""
 EVERYTHING_SHARED = -2.0
@@ -241,7 +240,7 @@ class SolarStage1Trainer(SolarTrainer):
 
     The log contains every term, rho, the thresholds, the share of tokens above them, the share of rows without any,
     the mean and standard deviation of both score populations, and how well these separate (0.5 is chance).
-    `save_model` also writes `LOSS_FILE`, for stage 2; `from_pretrained` does not read it.
+    `save_model` also writes `SOLAR_HEADS`, for stage 2; `from_pretrained` does not read it.
 
     Args:
         model: The student, a joint encoder.
@@ -380,14 +379,14 @@ class SolarStage1Trainer(SolarTrainer):
         return image, text, metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the encoder and `LOSS_FILE` to one folder, the encoder's weights last."""
+        """Write the encoder and `SOLAR_HEADS` to one folder, the encoder's weights last."""
         if not _internal_call or output_dir is None:
             weights = self.sharding.weights()  # of all processes
             if self.args.should_save:
                 folder, prefix = Path(str(output_dir or self.args.output_dir)), "loss."
                 parts = {name: value.contiguous() for name, value in weights.items() if name.startswith(prefix)}
                 folder.mkdir(parents=True, exist_ok=True)
-                with atomic_path(folder / LOSS_FILE) as path:
+                with atomic_path(folder / SOLAR_HEADS) as path:
                     path.write_bytes(save({name.removeprefix(prefix): value for name, value in parts.items()}))
         super().save_model(output_dir, _internal_call=_internal_call)
 
@@ -590,7 +589,7 @@ class SolarStage2Trainer(SolarTrainer):
                 f'({model.config.text_config.model_type}) attends to all: set mask_level to "feature"'
             )
         loss["temperature"] = Temperature(args.temperature, args.learn_temperature)
-        file = Path(model.name_or_path or "") / LOSS_FILE
+        file = Path(model.name_or_path or "") / SOLAR_HEADS
         state = load_file(str(file)) if file.is_file() else {}
         if "contrastive.temperature.log_value" in state:
             state["temperature.log_value"] = state["contrastive.temperature.log_value"]

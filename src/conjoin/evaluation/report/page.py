@@ -103,43 +103,42 @@ def line_chart(series: Mapping[str, Sequence[Sequence[float]]], x_label: str, ti
         for name, points in series.items()
         if len(points)
     }
-    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
+
+    def text(x: float, y: float, words: str, anchor: str = "start") -> None:
+        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>')
+
     if not data:
-        return f'{head}<text x="{_WIDTH / 2}" y="{_HEIGHT / 2}" text-anchor="middle">no values</text></svg>'
-    (x_low, x_high), (y_low, y_high) = map(_span, np.concatenate(list(data.values())).T)
-    x_ticks, y_ticks = _ticks(x_low, x_high), _ticks(y_low, y_high)
-    y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
+        text(_WIDTH / 2, _HEIGHT / 2, "no values", "middle")
+        return "".join([*parts, "</svg>"])
+    points = np.concatenate(list(data.values()))
+    low, high = points.min(axis=0), points.max(axis=0)
+    low, high = np.where(high > low, (low, high), (low - 0.5, high + 0.5))
+    x_ticks, y_ticks = (_ticks(*span) for span in zip(low.tolist(), high.tolist(), strict=True))
+    low[1], high[1] = min(low[1], y_ticks[0]), max(high[1], y_ticks[-1])
+    corner, size = np.array([_LEFT, _HEIGHT - _BOTTOM]), np.array([_WIDTH - _LEFT - _RIGHT, _TOP + _BOTTOM - _HEIGHT])
 
-    def pixels(x: Any, y: Any) -> tuple[Any, Any]:  # noqa: ANN401 - numbers or arrays
-        across, up = (x - x_low) / (x_high - x_low), (y - y_low) / (y_high - y_low)
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+    def pixels(x: float, y: float) -> list[float]:
+        return list(corner + (np.array([x, y]) - low) / (high - low) * size)
 
-    parts = [head]
     for tick in y_ticks:
-        y = pixels(x_low, tick)[1]
+        y = pixels(low[0], tick)[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        text(_LEFT - 7, y + 4, f"{tick:g}", "end")
     for tick in x_ticks:
-        x = pixels(tick, y_low)[0]
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{tick:g}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
+        text(pixels(tick, low[1])[0], _HEIGHT - _BOTTOM + 16, f"{tick:g}", "middle")
+    text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, x_label, "middle")
     left = float(_LEFT)
     for number, (name, values) in enumerate(data.items()):
-        style, points = f"s{number % 4}", list(zip(*pixels(*values.T), strict=True))
-        parts.append(f'<line class="line {style}" x1="{left:.0f}" x2="{left + 24:.0f}" y1="14" y2="14"/>')
-        parts.append(f'<text x="{left + 30:.0f}" y="18">{escape(name)}</text>')
+        parts.append(f'<line class="line s{number % 4}" x1="{left:.0f}" x2="{left + 24:.0f}" y1="14" y2="14"/>')
+        text(left + 30, 18, name)
         left += 48 + 6.6 * len(name)
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline class="line {style}" points="{corners}"/>')
-        if len(points) <= 30:
-            parts += [f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points]
+        corners = [pixels(x, y) for x, y in values]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        parts.append(f'<polyline class="line s{number % 4}" points="{line}"/>')
+        for x, y in corners if len(corners) <= 30 else []:
+            parts.append(f'<circle class="dot s{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>')
     return "".join([*parts, "</svg>"])
-
-
-def _span(values: np.ndarray) -> tuple[float, float]:
-    low, high = float(values.min()), float(values.max())
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _ticks(low: float, high: float) -> list[float]:
