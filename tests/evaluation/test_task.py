@@ -151,7 +151,7 @@ def test_a_benchmark_is_its_cells(encoder, tmp_path):
     assert by_length.note == "Of the query." and len(results.examples) == 3
     assert (tmp_path / "runs/words.txt").read_text().splitlines()[0].split()[:4] == ["q1", "Q0", "c1", "1"]
     assert (tmp_path / "qrels/words.txt").read_text().splitlines()[1] == "q2 0 c3 1"
-    with pytest.raises(ValueError, match=r"benchmark 'merti'; did you mean 'merit'\? expected one of \['emoji', "):
+    with pytest.raises(ValueError, match=r"benchmark 'merti'; did you mean 'merit'\?"):
         evaluate(encoder, "merti", tmp_path)
 
 

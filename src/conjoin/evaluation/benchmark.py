@@ -79,8 +79,7 @@ def find_task(name: str) -> Task:
     """
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"benchmark {name!r}; {hint}expected one of {sorted(TASKS)}")
+        raise ValueError(f"benchmark {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {[*TASKS]}"))
     task: Task = import_module(f"conjoin.evaluation.tasks.{name}").TASK
     return task
 
@@ -109,14 +108,14 @@ def evaluate(
     task = find_task(task) if isinstance(task, str) else task
     options = replace(options or EvaluateOptions(), ks=task.ks, mrr=task.mrr)
     chosen = task.options(**which)
-    results = report(task, evaluate_cells(encoder, task.cells(chosen), out, options))
+    results = make_report(task, evaluate_cells(encoder, task.cells(chosen), out, options))
     results.model = {"name": encoder.name, "fingerprint": encoder.fingerprint}
     results.dataset = {name: value for name, value in vars(chosen).items() if isinstance(value, str | int | list)}
     results.config = {"hubness penalty": options.hubness_penalty, "resamples": options.resamples}
     return results
 
 
-def report(task: Task, scores: Sequence[CellScores]) -> Results:
+def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
     """The scores of the cells of a benchmark as tables, headlines, baselines and examples."""
     results = Results(task.title, task.summary, scores[0].vectors.options.seed, benchmark=task.name)
     sections: dict[str, list[Score]] = {}
@@ -171,13 +170,14 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
         (label, vectors.encoder, out, [cell.seen_as(view) for cell, pairs in cells if _has_view(pairs, view)])
         for view, label in VIEWS.items()
     ]
-    for label, other in other_encoders(vectors.encoder).items():  # towers only find what shares a part with the query
-        kept = [
-            replace(cell, run_depth=0)
-            for cell, pairs in cells
-            if label != TOWERS or all(any(query & parts for parts in right) for query, right in pairs)
+    for label, other in other_encoders(vectors.encoder).items():
+        shared = [
+            cell for cell, pairs in cells if label != TOWERS or all(any(q & r for r in right) for q, right in pairs)
         ]
-        runs.append((label, other, out / label.replace(" ", "-"), kept))
+        unwritten = [
+            replace(cell, run_depth=0) for cell in shared
+        ]  # towers only find what shares a part with the query
+        runs.append((label, other, out / label.replace(" ", "-"), unwritten))
     rows: dict[str, list[Score]] = {}
     for label, encoder, folder, seen in runs:
         for each in evaluate_cells(encoder, seen, folder, options):
@@ -212,61 +212,49 @@ def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:
 
     if not isinstance(encoder.model, JointEncoderModel):
         return {}
-    models: dict[str, nn.Module] = {TOWERS: _Towers(encoder.model)}
     file = Path(encoder.model.name_or_path or "", SOLAR_HEADS)
     heads = load_file(str(file)) if file.is_file() else {}
-    if "heads.image.weight" in heads:
-        models[HEADS] = _Heads(encoder.model, heads["heads.image.weight"], heads["heads.text.weight"])
+    kept = [weight for name, weight in sorted(heads.items()) if name.startswith("heads.")]  # of images, of texts
     how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
     return {
-        label: ItemEncoder(model, encoder.processor, name=f"{encoder.name}, {label}", **how)
-        for label, model in models.items()
+        label: ItemEncoder(_Parts(encoder.model, heads), encoder.processor, name=f"{encoder.name}, {label}", **how)
+        for label, heads in ((TOWERS, []), *([(HEADS, kept)] if kept else []))
     }
 
 
-class _Towers(nn.Module):
-    """The unit vectors of both towers side by side, normalised; a part that is missing is zero."""
+class _Parts(nn.Module):
+    """A joint encoder read in another way; `(N, D)`, normalised.
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 - a `JointEncoderModel`
+    With the heads W_V and W_L: the embedding, projected where an item is a picture alone or a text alone (Eq. 2).
+    Without heads: the unit vectors of both towers side by side; a part that is missing is zero.
+    """
+
+    def __init__(self, model: Any, heads: Sequence[Tensor]) -> None:  # noqa: ANN401 - a `JointEncoderModel`
         super().__init__()
         self.model, self.config = model, model.config
+        self.heads = nn.ParameterList([head.to(model.device) for head in heads])
 
     def forward(self, **inputs: Any) -> EncoderOutput:  # noqa: ANN401 - of the processor
-        tokens = self.model(**inputs, views=[], output_tokens=True)
-        widths = [self.config.vision_config.hidden_size, self.config.text_config.hidden_size]
-        count = next(len(each) for each in (tokens.image_features, tokens.text_features) if each is not None)
-        parts = [torch.zeros(count, width, device=self.model.device) for width in widths]
-        if tokens.image_features is not None:
-            parts[0] = tokens.image_features[:, 0].float()
-        if tokens.text_features is not None:
-            mask = inputs["attention_mask"][..., None].float()
-            parts[1] = (tokens.text_features[:, 1:].float() * mask).sum(1) / mask.sum(1).clamp(min=1)
-        parts = [
-            F.normalize(part, dim=1) * has[:, None] for part, has in zip(parts, _exists(inputs, count), strict=True)
-        ]
-        return EncoderOutput(F.normalize(torch.cat(parts, dim=1), dim=1))
-
-
-class _Heads(nn.Module):
-    """A joint encoder whose embeddings of pictures alone and of texts alone are projected by W_V and W_L (Eq. 2)."""
-
-    def __init__(self, model: Any, image: Tensor, text: Tensor) -> None:  # noqa: ANN401 - a `JointEncoderModel`
-        super().__init__()
-        self.model, self.config = model, model.config
-        self.heads = nn.ParameterList([image.to(model.device), text.to(model.device)])
-
-    def forward(self, **inputs: Any) -> EncoderOutput:  # noqa: ANN401 - of the processor
-        embeddings = self.model(**inputs).embeddings
-        has_image, has_text = (has[:, None] for has in _exists(inputs, len(embeddings)))
-        image, text = (embeddings @ head.float().T for head in self.heads)
-        alone = torch.where(has_image, image, text)
-        return EncoderOutput(F.normalize(torch.where(has_image & has_text, embeddings, alone), dim=1))
-
-
-def _exists(inputs: dict[str, Any], count: int) -> list[Tensor]:
-    """Which items have an image, and which have a text; `(N,)` bool each."""
-    masks = []
-    for mask, part in (("image_mask", "pixel_values"), ("text_mask", "input_ids")):
-        has = torch.full((count,), inputs.get(part) is not None) if inputs.get(mask) is None else inputs[mask].bool()
-        masks.append(has.to(next(each.device for each in inputs.values() if isinstance(each, Tensor))))
-    return masks
+        output = self.model(**inputs, views=None if self.heads else [], output_tokens=True)
+        count = next(len(each) for each in (output.image_features, output.text_features) if each is not None)
+        exists = []
+        for mask, features in (("image_mask", output.image_features), ("text_mask", output.text_features)):
+            own = torch.full((count, 1), features is not None, device=self.model.device)
+            exists.append(own if inputs.get(mask) is None else inputs[mask].bool()[:, None])
+        if self.heads:
+            alone = torch.where(exists[0], *(output.embeddings @ head.float().T for head in self.heads))
+            vectors = torch.where(exists[0] & exists[1], output.embeddings, alone)
+        else:
+            parts = [
+                torch.zeros(count, of.hidden_size, device=self.model.device)
+                for of in (self.config.vision_config, self.config.text_config)
+            ]
+            if output.image_features is not None:
+                parts[0] = output.image_features[:, 0].float()
+            if output.text_features is not None:
+                mask = inputs["attention_mask"][..., None].float()
+                parts[1] = (output.text_features[:, 1:].float() * mask).sum(1) / mask.sum(1).clamp(min=1)
+            vectors = torch.cat(
+                [F.normalize(part, dim=1) * has for part, has in zip(parts, exists, strict=True)], dim=1
+            )
+        return EncoderOutput(F.normalize(vectors, dim=1))

@@ -293,10 +293,9 @@ def read_qrels(path: str | os.PathLike[str]) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            if line.strip():
-                query, _, document, grade = line.split(maxsplit=5)[:4]
-                if int(grade) > 0:
-                    qrels.setdefault(query, {})[document] = int(grade)
+            query, _, document, grade = line.split()[:4] or ("", "", "", 0)
+            if int(grade) > 0:
+                qrels.setdefault(query, {})[document] = int(grade)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: expected 'qid 0 docid rel [task]', got {line[:80]!r}") from error
     return qrels

@@ -94,9 +94,6 @@ class Rows:
         """The rows as `view` shows them."""
         return self.rows if self.view is None else filter(None, (_seen(row, self.view) for row in self._undecoded()))
 
-    def __len__(self) -> int:
-        return len(self.rows)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -284,11 +281,8 @@ class CellVectors:
                 variant[[ids.index(id_) for id_ in known]] = self.of(cell.variants, "query").vectors(known)
         items = self.of(cell.corpus)
         positive = items.vectors([next(iter(cell.qrels[id_])) for id_ in ids])
-        return (
-            triplet_wins(query, positive, items.vectors([cell.negatives[id_] for id_ in ids]), variant)
-            .double()
-            .numpy()
-        )
+        negative = items.vectors([cell.negatives[id_] for id_ in ids])
+        return triplet_wins(query, positive, negative, variant).double().numpy()
 
 
 @dataclass(frozen=True)
@@ -465,9 +459,9 @@ def _write_run(cell: Cell, results: SearchResult, out: Path) -> None:
         run += [f"{id_} Q0 {name} {rank} {score!r} conjoin\n" for rank, (name, score) in enumerate(ranked, start=1)]
         qrels += [f"{id_} 0 {name} 1\n" for name in sorted(cell.qrels[id_])]
     for folder, lines, columns in (("runs", run, 6), ("qrels", qrels, 4)):
-        wrong = next((line for line in lines if len(line.split()) != columns), None)
-        if wrong is not None:
-            raise ValueError(f"{cell.name}: an id must be one word in a run file, got the line {wrong!r}")
+        for line in lines:
+            if len(line.split()) != columns:
+                raise ValueError(f"{cell.name}: an id must be one word in a run file, got the line {line!r}")
         path = out / folder / f"{cell.name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")

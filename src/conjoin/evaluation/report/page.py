@@ -54,12 +54,9 @@ def write_page(package: str, template: str, target: Path, curves: Sequence[Curve
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
+    plain_lines = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
-        loader=PackageLoader(package, "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, **plain_lines
     )
     environment.filters |= {"percent": percent, "inline": _inline_picture, "plain": plain}
     drawn = [curve for curve in curves if any(curve.series.values())]

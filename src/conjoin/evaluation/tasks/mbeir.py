@@ -1,7 +1,7 @@
 """M-BEIR: 16 cells of dataset and task, each against its own pool (local) and against the pool of all cells (global).
 
-"Recall@k" in the published tables is a hit rate: any right candidate among the first k. Its k is 5, or 10 for
-Fashion200K and FashionIQ. Some papers report the average at 50.
+Hit rates: any right candidate among the first k ("Recall@k" in the published tables, with k = 10 for Fashion200K and
+FashionIQ, else 5; GCL's average is at 50). Wrong candidates that tie with the best right one count as better.
 """
 
 import logging
@@ -98,9 +98,7 @@ def mbeir_cells(options: MbeirOptions) -> list[Cell]:
 TASK = Task(
     "mbeir",
     "M-BEIR",
-    "Hit rates on M-BEIR: any right candidate among the first k. Published tables print k = 10 for Fashion200K and "
-    "FashionIQ, else 5; GCL's print 50. The queries of each cell search its own pool (local) and the pool of all "
-    "cells (global). Wrong candidates that tie with the best right one count as better.",
+    str(__doc__),
     MbeirOptions,
     mbeir_cells,
     ks=_CUT_OFFS,

@@ -1,6 +1,7 @@
-"""MERIT: queries that interleave several images with text, against all products of a split.
+"""MERIT: queries that interleave the images and titles of several products with text, against all products of a split.
 
-"R@k" in the published tables is a hit rate: any right product among the first k.
+R@k: a right product among the first k; MRR@10 counts ranks up to 10. Wrong candidates that tie with the best right one
+count as better. In examples, [1], [2] stand for the images.
 """
 
 from collections.abc import Callable
@@ -99,9 +100,7 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
 TASK = Task(
     "merit",
     "MERIT",
-    "Queries that interleave the images and titles of several products with text. Each searches all products of the "
-    "split. R@k: a right product among the first k; MRR@10 counts ranks up to 10. Wrong candidates that tie with the "
-    "best right one count as better. In examples, [1], [2] stand for the images.",
+    str(__doc__),
     MeritOptions,
     merit_cells,
     headline=("hit_rate@1", "hit_rate@5", "hit_rate@10", "mrr@10"),

@@ -1,4 +1,9 @@
-"""MMEB (VLM2Vec, arXiv 2410.05160): Precision@1 of each subset over its published rows."""
+"""MMEB (VLM2Vec, arXiv 2410.05160): Precision@1 of each subset over its published rows.
+
+The share of queries whose right target is closer than all others of the row; ties are failures. The averages are over
+subsets. A query that asks about an image has an image and a text. A target whose text only asks for its representation
+is an image.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,15 +74,5 @@ def _modality(item: Mapping[str, str]) -> str:
 
 
 TASK = Task(
-    "mmeb",
-    "MMEB",
-    "Precision@1: the share of queries whose right target is closer than all others of the row. Ties are failures. "
-    "The averages are over subsets. A query that asks about an image has an image and a text. A target whose text "
-    "only asks for its representation is an image.",
-    MmebOptions,
-    mmeb_cells,
-    ks=(1,),
-    mrr=None,
-    averages=True,
-    by="query → target",
+    "mmeb", "MMEB", str(__doc__), MmebOptions, mmeb_cells, ks=(1,), mrr=None, averages=True, by="query → target"
 )

@@ -1,4 +1,9 @@
-"""Image-text pairs: text → image and image → text, as on Flickr30k and COCO (PUMA Tables 4 and 10)."""
+"""Image-text pairs: text → image and image → text, as on Flickr30k and COCO (PUMA Tables 4 and 10).
+
+Each text searches all images, and each image searches all texts; any of its partners is right. In text → image+text,
+each text searches the rows with both, as `conjoin start` does; all rows of the text are right. Wrong candidates that
+tie with the best right one count as better.
+"""
 
 import unicodedata
 from collections.abc import Hashable, Sequence
@@ -110,13 +115,5 @@ def wrong_scores(scores: Sequence[CellScores]) -> list[Table]:
 
 
 TASK = Task(
-    "pairs",
-    "Image-text pairs",
-    "Each text searches all images, and each image searches all texts; any of its partners is right. In text → "
-    "image+text, each text searches the rows with both, as `conjoin start` does; all rows of the text are right. "
-    "Wrong candidates that tie with the best right one count as better.",
-    PairsOptions,
-    pairs_cells,
-    headline=("hit_rate@5",),
-    tables=wrong_scores,
+    "pairs", "Image-text pairs", str(__doc__), PairsOptions, pairs_cells, headline=("hit_rate@5",), tables=wrong_scores
 )

@@ -1,6 +1,8 @@
-"""The symmetric multimodal-to-multimodal protocol (sym-MM2MM; SOLAR section 4, METHODS "sym-MM2MM evaluation").
+"""The symmetric multimodal-to-multimodal protocol (sym-MM2MM; SOLAR section 4) on triplets (X, X⁺, X⁻).
 
-In each triplet (X, X⁺, X⁻), X⁺ has the meaning of X, and X⁻ looks similar but has another meaning.
+X⁺ has the meaning of X, and X⁻ looks similar but has another meaning. Precision: the share of triplets whose X⁺ is more
+similar to X than X⁻. R@k: X⁺ among the first k of the items of all triplets and the distractors, without X. mR: the
+mean of R@1, R@5 and R@10; Avg: the mean of mR and Precision. Ties are failures.
 """
 
 import itertools
@@ -17,12 +19,6 @@ from conjoin.data.columns import undecoded
 from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.task import Cell, Rows
 from conjoin.storage.fingerprints import text_digest
-
-SUMMARY = (
-    "Precision: the share of triplets whose positive is more similar to the query than the negative that looks like "
-    "it. R@k: the positive among the first k of the items of all triplets and the distractors, without the query. mR: "
-    "the mean of R@k; Avg: the mean of mR and Precision. Ties are failures."
-)
 
 
 @dataclass(kw_only=True)
@@ -114,7 +110,7 @@ def symmetric_cells(options: SymmetricOptions) -> list[Cell]:
 TASK = Task(
     "symmetric",
     "Symmetric triplets",
-    SUMMARY,
+    str(__doc__),
     SymmetricOptions,
     symmetric_cells,
     mrr=None,
