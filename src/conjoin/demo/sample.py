@@ -19,8 +19,8 @@ from conjoin.evaluation import (
     Shown,
     evaluate_cells,
     format_table,
+    make_report,
     picture,
-    report,
 )
 from conjoin.evaluation.tasks.emoji import TASK, EmojiOptions, emoji_cells, emoji_rows
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
@@ -132,7 +132,7 @@ def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: 
     model = trainer.encoder
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     test = len(scores[0].ids)
-    results = report(TASK, scores)
+    results = make_report(TASK, scores)
     results.title, results.summary = TITLE, SUMMARY.format(steps=trainer.state.max_steps, test=test)
     results.model = {
         "architecture": type(model).__name__,

@@ -1,4 +1,9 @@
-from conjoin.evaluation.benchmark import Task as Task, evaluate as evaluate, find_task as find_task, report as report
+from conjoin.evaluation.benchmark import (
+    Task as Task,
+    evaluate as evaluate,
+    find_task as find_task,
+    make_report as make_report,
+)
 from conjoin.evaluation.hf_metrics import load_metric as load_metric
 from conjoin.evaluation.metrics import (
     best_ranks as best_ranks,

@@ -111,7 +111,7 @@ def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path)
 
     class Told(type(tiny_encoder())):
         def encode_batches(self, items, *args, prompt=None, **kwargs):
-            seen.append((prompt, len(items)))
+            seen.extend([(prompt, len(items))] if items else [])
             return super().encode_batches(items, *args, **kwargs)
 
     encoder = Told(tiny_encoder().model, tiny_encoder().processor)

@@ -6,15 +6,10 @@ from typing import Any
 import datasets
 import evaluate
 
-_INPUTS = """
-Args:
-    predictions: For each query the ids found, best first (strings).
-    references: For each query the relevant ids (strings).
-    k: Cut-off, 10 unless given.
-
-Returns:
-    {{"{name}": float}}
-"""
+_INPUTS = (
+    "predictions: for each query the ids found, best first; references: for each query the relevant ids; k: cut-off, "
+    'by default 10. Returns {{"{name}": float}}.'
+)
 
 
 def ranking_metric(metric: Callable[..., float], description: str) -> Any:  # noqa: ANN401 - the library is untyped

@@ -1,4 +1,4 @@
-"""The embedded sample: all nine modality combinations on concepts that are in no training split, and symmetric triplets.
+"""The embedded sample: all nine modality combinations on concepts of no training split, and symmetric triplets.
 
 A query is a concept's name, its picture by one artist, or both; a candidate is the picture by another artist, the
 concept's other name, or both. Avg of triplets: see the benchmark "symmetric". Ties are failures.

@@ -1,7 +1,7 @@
 """The symmetric multimodal-to-multimodal protocol (sym-MM2MM; SOLAR section 4) on triplets (X, X⁺, X⁻).
 
-X⁺ has the meaning of X, and X⁻ looks similar but has another meaning. Precision: the share of triplets whose X⁺ is more
-similar to X than X⁻. R@k: X⁺ among the first k of the items of all triplets and the distractors, without X. mR: the
+X⁺ has the meaning of X, and X⁻ looks similar but has another meaning. Precision: the share of triplets whose X⁺ is
+more similar to X than X⁻. R@k: X⁺ among the first k of the items of all triplets and the distractors, without X. mR: the
 mean of R@1, R@5 and R@10; Avg: the mean of mR and Precision. Ties are failures.
 """
 
@@ -102,9 +102,13 @@ def triplet_cell(
 
 
 def symmetric_cells(options: SymmetricOptions) -> list[Cell]:
-    """The cell of a file of triplets."""
+    """The cell of a file of triplets, or of triplets that are loaded."""
     more = options.distractors and load_pairs(options.distractors, streaming=options.streaming)
-    return [triplet_cell(Path(options.data).stem, load_triplets(options.data), more, options.instruction)]
+    is_loaded = isinstance(options.data, datasets.Dataset)
+    name, triplets = (
+        ("triplets", options.data) if is_loaded else (Path(options.data).stem, load_triplets(options.data))
+    )
+    return [triplet_cell(name, triplets, more, options.instruction)]
 
 
 TASK = Task(
