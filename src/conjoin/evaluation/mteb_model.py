@@ -14,7 +14,7 @@ from conjoin.hub.local_paths import is_local, public_name
 from conjoin.retrieval import ItemEncoder
 
 
-class MtebModel(AbsEncoder):  # type: ignore[misc] # its types are not installed everywhere
+class MtebModel(AbsEncoder):
     """A model of MTEB's protocol: `mteb.evaluate(MtebModel(encoder), tasks)`.
 
     An item has the text, the image or both of a row. Queries, and the items of tasks without queries, get the task's

@@ -54,7 +54,7 @@ def write_page(package: str, template: str, target: Path, curves: Sequence[Curve
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    plain_lines = {"trim_blocks": True, "lstrip_blocks": True}
+    plain_lines: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
         loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, **plain_lines
     )

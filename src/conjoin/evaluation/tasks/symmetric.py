@@ -1,8 +1,8 @@
 """The symmetric multimodal-to-multimodal protocol (sym-MM2MM; SOLAR section 4) on triplets (X, X⁺, X⁻).
 
 X⁺ has the meaning of X, and X⁻ looks similar but has another meaning. Precision: the share of triplets whose X⁺ is
-more similar to X than X⁻. R@k: X⁺ among the first k of the items of all triplets and the distractors, without X. mR: the
-mean of R@1, R@5 and R@10; Avg: the mean of mR and Precision. Ties are failures.
+more similar to X than X⁻. R@k: X⁺ among the first k of the items of all triplets and the distractors, without X. mR:
+the mean of R@1, R@5 and R@10; Avg: the mean of mR and Precision. Ties are failures.
 """
 
 import itertools
