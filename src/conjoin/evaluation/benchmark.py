@@ -242,7 +242,8 @@ class _Parts(nn.Module):
             own = torch.full((count, 1), features is not None, device=self.model.device)
             exists.append(own if inputs.get(mask) is None else inputs[mask].bool()[:, None])
         if self.heads:
-            alone = torch.where(exists[0], *(output.embeddings @ head.float().T for head in self.heads))
+            image, text = (output.embeddings @ head.float().T for head in self.heads)
+            alone = torch.where(exists[0], image, text)
             vectors = torch.where(exists[0] & exists[1], output.embeddings, alone)
         else:
             parts = [
