@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class ItemEncoder:
             raise ValueError(f"dims must be at least 1, got {dims}")
         self.dims, self.load_options = dims, load_options
         self.model: Any = model
-        self.processor: Any = copy.copy(processor) if isinstance(processor, OWN_PROCESSORS) else processor
+        self.processor = cast(Any, copy.copy(processor) if isinstance(processor, OWN_PROCESSORS) else processor)
         own_type = self.processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
         self.input_type = own_type if input_type is None else check_input_type(input_type)
         if own_type != "seq":  # several images are left as they are, since the encoder applies the input type

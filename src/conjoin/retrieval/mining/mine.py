@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -87,9 +88,7 @@ class Miner:
         for role, view in (("query", self.query), ("candidate", self.candidate)):
             if view not in VIEWS:
                 raise ValueError(f"miner {self.name!r}: unknown {role} {view!r}; expected one of {list(VIEWS)}")
-        if not isinstance(self.duplicate_above, int | float) or math.isnan(self.duplicate_above):
-            raise ValueError(f"miner {self.name!r}: duplicate_above must be a number, got {self.duplicate_above!r}")
-        for name in ("absolute_margin", "relative_margin", "max_score"):
+        for name in ("duplicate_above", "absolute_margin", "relative_margin", "max_score"):
             value = vars(self)[name]
             if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
                 raise ValueError(f"miner {self.name!r}: {name} must be a number, got {value!r}")
@@ -161,7 +160,7 @@ def check_miners(miners: Sequence[Miner], k: int = 1) -> None:
         raise ValueError(f"k must be at least 1, got {k}")
 
 
-def mine_hard_negatives(
+def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
     corpus: AnyDataset,
     miners: Sequence[Miner],
     folder: str | Path,
@@ -206,26 +205,79 @@ def mine_hard_negatives(
     of_anchors = "corpus" if anchors is None else "anchors"
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
 
-    collections = _encode_views(sources, of_anchors, miners, folder, load_encoder, chosen, show_progress)
-    candidates, queries = _Rows.read(corpus), _Rows.read(sources[of_anchors])
+    # The collection of every (source, model, view, role), one model at a time in memory
+    collections: dict[tuple[str, str, str, Role], Collection] = {}
+    for model in dict.fromkeys(miner.model for miner in miners):
+        encoder = load_encoder(model)
+        is_alike = encoder.is_symmetric and chosen.prompt is None and chosen.prompt_name is None
+        for miner in (miner for miner in miners if miner.model == model):
+            needed: list[tuple[str, str, Role]]
+            needed = [("corpus", miner.candidate, "document"), (of_anchors, miner.query, "query")]
+            for name, view, role in needed:
+                stored: Role = "document" if is_alike else role
+                key = name, model, view, stored
+                if key not in collections:
+                    how: dict[str, Any] = {"role": stored, "sync": True, "dtype": chosen.dtype}
+                    if stored == "query":
+                        how |= {"prompt": chosen.prompt, "prompt_name": chosen.prompt_name}
+                    rows = sources[name].select_columns(["id", *VIEWS[view]])
+                    place = collection_folder(folder, *key)
+                    collections[key] = encode_collection(rows, encoder, place, show_progress=show_progress, **how)
+                collections[name, model, view, role] = collections[key]
+        del encoder
+
+    candidates, queries = _Names.read(corpus), _Names.read(sources[of_anchors])
+    position_of = {name: position for position, name in enumerate(candidates.ids)}
+    members: dict[str | None, list[int]] = defaultdict(list)
+    for position, group in enumerate(candidates.groups):
+        members[group].append(position)
     count = len(queries.ids)
     blocks = [range(start, min(start + chosen.block, count)) for start in range(0, count, chosen.block)]
     with locked(folder):
         for miner in sorted(miners, key=lambda miner: (miner.model, miner.candidate)):
-            vectors = (
-                collections[of_anchors, miner.model, miner.query, "query"].vectors(queries.ids),
-                collections["corpus", miner.model, miner.candidate, "document"].vectors(candidates.ids),
-            )
+            query_vectors = collections[of_anchors, miner.model, miner.query, "query"].vectors(queries.ids)
+            vectors = collections["corpus", miner.model, miner.candidate, "document"].vectors(candidates.ids)
             reranker = None if miner.reranker is None else load_reranker(miner.reranker)
-            search = _Search(miner, queries, candidates, *vectors, chosen, reranker)
-            _begin(folder / "miners" / miner.name, search.settings)
+            digests = {"corpus": candidates.digest(vectors), "anchors": queries.digest(query_vectors)}
+            settings = {name: value for name, value in asdict(miner).items() if name not in ("name", "model")}
+            settings |= digests | {"k": chosen.k, "index": chosen.index, "block": chosen.block}
+            settings |= {} if reranker is None else {"reranker": reranker.fingerprint}
+            _begin(folder / "miners" / miner.name, settings)
+            is_self = digests["corpus"] == digests["anchors"] and miner.query == miner.candidate
+            index = None  # of FAISS, built when it is first needed
+            if chosen.index != "exact":
+                index = cache(partial(train_faiss, chosen.index, vectors))
             for number, block in enumerate(progress(blocks, desc=miner.name, unit="block", show=show_progress)):
                 path = _results_file(folder, miner, number)
-                if _read_results(path) is None:
-                    with atomic_path(path) as temporary:
-                        table = pa.Table.from_pylist(search.run(block), _RESULTS)
-                        pq.write_table(table, temporary, write_page_checksum=True)
-            del search, vectors  # one corpus at a time in memory
+                if _read_results(path) is not None:
+                    continue
+                positives: list[list[int]] = [[]] * len(block)
+                if miner.has_margin:  # the candidate of the anchor's id unless it is itself, and those of its group
+                    for row, anchor in enumerate(block):
+                        name, group = queries.ids[anchor], queries.groups[anchor]
+                        own = [] if is_self or name not in position_of else [position_of[name]]
+                        same = [] if group is None else members.get(group, [])
+                        positives[row] = [*dict.fromkeys([*own, *(n for n in same if candidates.ids[n] != name)])]
+                        if not positives[row]:
+                            raise ValueError(
+                                f"miner {miner.name!r} has a margin, but the anchor {name!r} has no positive among "
+                                f"the candidates{' other than itself' if is_self else ''}: compare another view, or "
+                                "name a group column"
+                            )
+                results = _search(miner, block, queries, candidates, query_vectors, vectors, positives, index, chosen)
+                if reranker is not None:
+                    for result, anchor, right in zip(results, block, positives, strict=True):
+                        query = _item(sources[of_anchors], miner.query, anchor)
+                        hits = [*result["close"], *result["others"]]
+                        places = [*right, *(hit["position"] for hit in hits)]
+                        items = [_item(corpus, miner.candidate, position) for position in places]
+                        scores = reranker.score(query, items, activate=True).tolist()
+                        result["limit"] = miner.limit(min(scores[: len(right)], default=0.0))
+                        for hit, score in zip(hits, scores[len(right) :], strict=True):
+                            hit["score"] = score
+                with atomic_path(path) as temporary:
+                    pq.write_table(pa.Table.from_pylist(results, _RESULTS), temporary, write_page_checksum=True)
+            del query_vectors, vectors, index  # one corpus at a time in memory
 
         def united() -> Iterator[list[dict[str, Any]]]:
             without = 0
@@ -244,37 +296,6 @@ def mine_hard_negatives(
     return datasets.Dataset(datasets.table.InMemoryTable(pq.read_table(folder / NEGATIVES_FILE)))
 
 
-def _encode_views(
-    sources: Mapping[str, AnyDataset],
-    of_anchors: str,
-    miners: Sequence[Miner],
-    folder: Path,
-    load_encoder: Callable[[str], ItemEncoder],
-    chosen: MiningOptions,
-    show_progress: bool,
-) -> dict[tuple[str, str, str, Role], Collection]:
-    """The collection of every (source, model, view, role); one model at a time in memory."""
-    collections: dict[tuple[str, str, str, Role], Collection] = {}
-    for model in dict.fromkeys(miner.model for miner in miners):
-        encoder = load_encoder(model)
-        is_alike = encoder.is_symmetric and chosen.prompt is None and chosen.prompt_name is None
-        of_query = {"role": "query", "prompt": chosen.prompt, "prompt_name": chosen.prompt_name}
-        for miner in (miner for miner in miners if miner.model == model):
-            needed: list[tuple[str, str, Role]]
-            needed = [("corpus", miner.candidate, "document"), (of_anchors, miner.query, "query")]
-            for name, view, role in needed:
-                stored: Role = "document" if is_alike else role
-                key = name, model, view, stored
-                if key not in collections:
-                    options: dict[str, Any] = of_query if stored == "query" else {"role": stored}
-                    options |= {"sync": True, "dtype": chosen.dtype, "show_progress": show_progress}
-                    rows = sources[name].select_columns(["id", *VIEWS[view]])
-                    collections[key] = encode_collection(rows, encoder, collection_folder(folder, *key), **options)
-                collections[name, model, view, role] = collections[key]
-        del encoder
-    return collections
-
-
 def collection_folder(folder: Path, source: str, model: str, view: str, role: Role) -> Path:
     """Where the embeddings of a view of `source`, `"corpus"` or `"anchors"`, in a role are kept."""
     short = re.sub(r"\W+", "-", Path(model).name) + "-" + hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
@@ -285,33 +306,29 @@ def _results_file(folder: Path, miner: Miner, block: int) -> Path:
     return folder / "miners" / miner.name / f"{block:05}.parquet"
 
 
-class _Rows(NamedTuple):
-    """The rows of anchors or candidates, their ids and their groups, in one order."""
+class _Names(NamedTuple):
+    """The ids and the groups of anchors or candidates, in one order."""
 
-    rows: AnyDataset
     ids: list[str]
     groups: list[str | None]
 
     @classmethod
-    def read(cls, rows: AnyDataset) -> "_Rows":
+    def read(cls, rows: AnyDataset) -> "_Names":
         columns = rows.column_names or [*next(iter(rows), {})]  # a stream may not know its columns before it is read
         named = [*rows.select_columns([name for name in ("id", "group") if name in columns])]
         groups = [row.get("group") for row in named]
-        return cls(rows, [str(row["id"]) for row in named], [None if each is None else str(each) for each in groups])
+        return cls([str(row["id"]) for row in named], [None if each is None else str(each) for each in groups])
 
     def digest(self, vectors: np.ndarray) -> str:
         """Equal for equal ids, groups and vectors."""
-        named = repr(self[1:]).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(named + vectors.tobytes()).hexdigest()
+        return hashlib.sha256(repr(tuple(self)).encode("utf-8", "surrogatepass") + vectors.tobytes()).hexdigest()
 
-    def item(self, view: str, index: int) -> Any:  # noqa: ANN401
-        """A view of a row."""
-        if not isinstance(self.rows, datasets.Dataset):
-            raise ValueError(
-                f"a reranker reads rows by their index; expected a dataset, got {type(self.rows).__name__}"
-            )
-        row = self.rows.select_columns([*VIEWS[view]])[index]
-        return row_item(row, f"row {self.ids[index]!r}")
+
+def _item(rows: AnyDataset, view: str, index: int) -> Any:  # noqa: ANN401 - an item
+    """A view of a row."""
+    if not isinstance(rows, datasets.Dataset):
+        raise ValueError(f"a reranker reads rows by their index; expected a dataset, got {type(rows).__name__}")
+    return row_item(rows.select_columns([*VIEWS[view]])[index], f"row {index}")
 
 
 def _begin(place: Path, settings: dict[str, Any]) -> None:
@@ -341,115 +358,52 @@ def _read_results(path: Path) -> list[dict[str, Any]] | None:
         return None
 
 
-class _Search:
-    """Searches one corpus of embeddings for one miner; the index of FAISS is built when first needed."""
-
-    def __init__(
-        self,
-        miner: Miner,
-        queries: _Rows,
-        candidates: _Rows,
-        query_vectors: np.ndarray,
-        vectors: np.ndarray,
-        options: MiningOptions,
-        reranker: Reranker | None,
-    ) -> None:
-        self.miner, self.queries, self.candidates, self.reranker = miner, queries, candidates, reranker
-        self.query_vectors, self.vectors, self.options = query_vectors, vectors, options
-        self.index: Any = None
-        digests = {"corpus": candidates.digest(vectors), "anchors": queries.digest(query_vectors)}
-        self.is_self = digests["corpus"] == digests["anchors"] and miner.query == miner.candidate
-        self.settings = {
-            name: value for name, value in asdict(miner).items() if name not in ("name", "model")
-        } | digests
-        self.settings |= {"k": options.k, "index": options.index, "block": options.block}
-        self.settings |= {} if reranker is None else {"reranker": reranker.fingerprint}
-        self.position_of = {name: position for position, name in enumerate(candidates.ids)}
-        self.members: dict[str | None, list[int]] = defaultdict(list)
-        for position, group in enumerate(candidates.groups):
-            self.members[group].append(position)
-
-    def run(self, block: range) -> list[dict[str, Any]]:
-        """Search for some anchors.
-
-        Raises:
-            ValueError: An anchor has no positive to compare with.
-        """
-        positives = [self._positives(anchor) for anchor in block] if self.miner.has_margin else [[]] * len(block)
-        results = self._nearest(block, positives)
-        if self.reranker is None:
-            return results
-        return [self._score_again(*each) for each in zip(results, block, positives, strict=True)]
-
-    def _positives(self, anchor: int) -> list[int]:
-        """The candidates that are right for an anchor: that of its id unless it is itself, and those of its group."""
-        name, group = self.queries.ids[anchor], self.queries.groups[anchor]
-        own = [] if self.is_self or name not in self.position_of else [self.position_of[name]]
-        members = [] if group is None else self.members.get(group, [])
-        found = dict.fromkeys([*own, *(each for each in members if self.candidates.ids[each] != name)])
-        if not found:
-            raise ValueError(
-                f"miner {self.miner.name!r} has a margin, but the anchor {name!r} has no positive among the candidates"
-                f"{' other than itself' if self.is_self else ''}: compare another view, or name a group column"
-            )
-        return list(found)
-
-    def _is_own(self, anchor: int, position: int) -> bool:
-        """Whether a candidate is the anchor itself or of its group."""
-        group = self.queries.groups[anchor]
-        is_of_group = group is not None and group == self.candidates.groups[position]
-        return is_of_group or self.candidates.ids[position] == self.queries.ids[anchor]
-
-    def _ranked(self, queries: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.options.index == "exact":
-            return exact_search(queries, self.vectors, depth, device=self.options.device)
-        if self.index is None:
-            self.index = train_faiss(self.options.index, self.vectors)
-        return search_faiss(self.index, queries, depth)
-
-    def _nearest(self, block: range, positives: list[list[int]]) -> list[dict[str, Any]]:
-        """What is found for each anchor; searched again more deeply where too few of the first results can be used."""
-        queries, miner = np.asarray(self.query_vectors[block.start : block.stop], dtype=np.float32), self.miner
-        limits = [miner.limit(0.0)] * len(queries)
-        if miner.has_margin and self.reranker is None:
-            limits = [miner.limit(float((self.vectors[each].astype(np.float32) @ query).min()))
-                      for each, query in zip(positives, queries, strict=True)]  # fmt: skip
-        wanted = miner.range_min + self.options.k * (1 if self.reranker is None else _RERANKED)
-        deepest = min(len(self.vectors), max(_DEEPEST, wanted + _SPARE))
-        depth = min(deepest, wanted + _SPARE)
-        results: list[dict[str, Any]] = [{}] * len(queries)
-        pending = list(range(len(queries)))
-        while pending:
-            ranked = zip(pending, *(each.tolist() for each in self._ranked(queries[pending], depth)), strict=True)
-            pending = []
-            for row, positions, scores in ranked:
-                close: list[dict[str, Any]] = []
-                others: list[dict[str, Any]] = []
-                most = math.inf if self.reranker else limits[row]
-                for position, score in zip(positions, scores, strict=True):
-                    if position < 0 or self._is_own(block[row], position):  # an approximate index finds fewer
-                        continue
-                    if score >= miner.duplicate_above:
-                        close.append({"position": position, "score": score})
-                    elif score <= most and len(others) < wanted:
-                        others.append({"position": position, "score": score})
-                results[row] = {"limit": limits[row], "close": close, "others": others}
-                if len(others) < wanted and depth < deepest:
-                    pending.append(row)
-            depth = min(4 * depth, deepest)
-        return results
-
-    def _score_again(self, result: dict[str, Any], anchor: int, positives: list[int]) -> dict[str, Any]:
-        """The result of an anchor with the scores of the reranker, and the limit that follows from them."""
-        hits = [*result["close"], *result["others"]]
-        positions = (*positives, *(hit["position"] for hit in hits))
-        items = [self.candidates.item(self.miner.candidate, position) for position in positions]
-        query = self.queries.item(self.miner.query, anchor)
-        scores = self.reranker.score(query, items, activate=True).tolist()  # type: ignore[union-attr]
-        limit = self.miner.limit(min(scores[: len(positives)], default=0.0))
-        scored = [{**hit, "score": score} for hit, score in zip(hits, scores[len(positives) :], strict=True)]
-        close = len(result["close"])
-        return {"limit": limit, "close": scored[:close], "others": scored[close:]}
+def _search(  # noqa: PLR0913
+    miner: Miner,
+    block: range,
+    queries: _Names,
+    candidates: _Names,
+    query_vectors: np.ndarray,
+    vectors: np.ndarray,
+    positives: list[list[int]],
+    index: Callable[[], Any] | None,
+    options: MiningOptions,
+) -> list[dict[str, Any]]:
+    """What is found for each anchor; searched again more deeply where too few of the first results can be used."""
+    some, is_reranked = np.asarray(query_vectors[block.start : block.stop], np.float32), miner.reranker is not None
+    limits = [miner.limit(0.0)] * len(some)
+    if miner.has_margin and not is_reranked:
+        limits = [miner.limit(float((vectors[each].astype(np.float32) @ query).min()))
+                  for each, query in zip(positives, some, strict=True)]  # fmt: skip
+    wanted = miner.range_min + options.k * (_RERANKED if is_reranked else 1)
+    deepest = min(len(vectors), max(_DEEPEST, wanted + _SPARE))
+    depth = min(deepest, wanted + _SPARE)
+    results: list[dict[str, Any]] = [{}] * len(some)
+    pending = list(range(len(some)))
+    while pending:
+        if index is None:
+            found = exact_search(some[pending], vectors, depth, device=options.device)
+        else:
+            found = search_faiss(index(), some[pending], depth)
+        ranked = zip(pending, *(each.tolist() for each in found), strict=True)
+        pending = []
+        for row, positions, scores in ranked:
+            name, group = queries.ids[block[row]], queries.groups[block[row]]
+            close: list[dict[str, Any]] = []
+            others: list[dict[str, Any]] = []
+            for position, score in zip(positions, scores, strict=True):
+                is_of_group = group is not None and group == candidates.groups[position]
+                if position < 0 or is_of_group or candidates.ids[position] == name:  # an approximate index finds fewer
+                    continue
+                if score >= miner.duplicate_above:
+                    close.append({"position": position, "score": score})
+                elif (is_reranked or score <= limits[row]) and len(others) < wanted:
+                    others.append({"position": position, "score": score})
+            results[row] = {"limit": limits[row], "close": close, "others": others}
+            if len(others) < wanted and depth < deepest:
+                pending.append(row)
+        depth = min(4 * depth, deepest)
+    return results
 
 
 def _unite(found: Mapping[Miner, dict[str, Any]], k: int, names: list[str]) -> dict[str, Any]:
