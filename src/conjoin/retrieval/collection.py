@@ -40,7 +40,7 @@ from conjoin.retrieval.collection_table import (
     writing,
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.faiss_index import PROBES, FaissIndex
+from conjoin.retrieval.faiss_index import PROBES, FaissIndex, default_factory, train_faiss
 from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, check_search, exact_search
 
 logger = logging.getLogger(__name__)
@@ -420,16 +420,20 @@ class Collection:
             ValueError: FAISS does not know the factory or cannot train it with so few vectors, the collection is in no
                 folder of this machine, or another process writes into it.
         """
-        if local_folder(self.uri) is None:
+        folder = local_folder(self.uri)
+        if folder is None:
             raise ValueError(f"{self.uri!r} is no folder of this machine: FAISS searches only those")
         with writing(self.uri):
             self._load()
             if not len(self):
                 raise ValueError(f"the collection {self.uri!r} has no rows to index")
-            self.faiss = FaissIndex.build(*self.held(), self.version, factory, probes)
-            self.faiss.settings["recall@10"] = self.recall(recall_queries)
-            self.faiss.write(self.uri)
-        return float(self.faiss.settings["recall@10"])
+            ids, row_ids, vectors = self.held()
+            factory = factory or default_factory(len(self))
+            settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
+            self.faiss = FaissIndex(train_faiss(factory, vectors), ids.combine_chunks(), row_ids, settings)
+            settings["recall@10"] = self.recall(recall_queries)
+            self.faiss.write(folder)
+        return float(settings["recall@10"])
 
     def recall(self, queries: int = 100) -> float:
         """Return the mean share of a vector's ten nearest others that `search` finds.

@@ -1,14 +1,15 @@
-"""Encoding on a cluster: Ray Data reads the parts of the data, a pool of workers encodes, and this process writes."""
+"""Encoding on a cluster: the workers of Ray Data read and encode the parts of the data, and this process writes."""
 
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 
-from conjoin.data.pairs import PairReader, PairSource, open_pairs
+from conjoin.data.pairs import PairSource, open_pairs
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.progress import progress
@@ -37,8 +38,8 @@ def encode_on_ray(
 ) -> Collection:
     """Encode data into a collection on a Ray cluster, as `encode_collection` does on one machine.
 
-    Files are read in parallel, Parquet by row groups; any other source by one task. Each worker loads the model. Ray
-    starts a killed worker again and repeats its task; after an interruption of this process, the same call resumes.
+    Files are read in parallel, Parquet by row groups; of any other source, each worker reads all and encodes its share.
+    Ray starts a killed worker again and repeats its task; after an interruption of this process, the same call resumes.
     Another batch has another rounding: vectors equal those of one process to about 1e-6.
 
     Args:
@@ -58,41 +59,51 @@ def encode_on_ray(
     chosen = EncodeOptions(**options)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    ray = _import_ray()
-    has_gpu = ray.cluster_resources().get("GPU", 0) >= 1
-    count = workers or int(ray.cluster_resources().get("GPU" if has_gpu else "CPU", 1))
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError("encoding on Ray needs Ray Data: pip install 'conjoin[ray]'") from error
+    if not ray.is_initialized():  # the cluster of RAY_ADDRESS, or one of this machine
+        ray.init(log_to_driver=False)
+    device = "GPU" if ray.cluster_resources().get("GPU", 0) >= 1 else "CPU"
+    count = workers or int(ray.cluster_resources().get(device, 1))
     folder = local_folder(uri)
     uri = str(uri if folder is None else folder)
+    if isinstance(data, str | os.PathLike) and Path(data).expanduser().exists():
+        data = str(Path(data).expanduser().absolute())  # a worker has another working directory
     arguments = {**(reading or {}), "streaming": True, "on_error": chosen.on_error}
-    stream, first, reader = open_pairs(_absolute(data), **arguments)
+    stream, first, reader = open_pairs(data, **arguments)
     if not isinstance(stream, datasets.IterableDataset):
         raise TypeError(f"cannot read {data!r:.80} in parts")
     stream = stream.reshard() if stream.num_shards < count else stream
-    if stream.num_shards > 1 and reader.columns.id is None:
+    parts = stream.num_shards
+    if parts > 1 and reader.columns.id is None:
         raise ValueError("the data is read in parts, so its rows have no numbers: name a column by --id-column")
-    parts = [{"part": part} for part in range(stream.num_shards)]
-    read = _Read(stream.select_columns(reader.names), reader, _ROWS_PER_TASK)
-    where = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if len(parts) == 1 else None  # a file of here
+    tasks = [(part, turn) for part in range(parts) for turn in range(max(1, count // parts))]
+    stream = stream.select_columns(reader.names)
+
+    def read(part: int) -> Iterator[Mapping[str, Any]]:
+        return iter(reader.stream(stream.shard(parts, part), first))
+
     with (
         writing(uri),
         CollectionWriter(uri, make_encoder("cpu"), chosen, kept_types(reader.stream(stream, first))) as writer,
         progress(desc="encoding", unit="row", show=show_progress) as bar,
     ):
         environment = {name: os.environ[name] for name in (ALLOW_URLS, ALLOW_ROOTS) if name in os.environ}
-        rows = ray.data.from_items(parts, override_num_blocks=len(parts)).flat_map(
-            read, num_cpus=0, compute=ray.data.TaskPoolStrategy(size=min(count, len(parts))), label_selector=where
-        )
-        rows.context.target_max_block_size = 1  # what `read` gives at a time is a block
-        rows.context.enable_progress_bars = False
-        done = rows.map_batches(
+        listed = ray.data.from_items([{"task": task} for task in tasks], override_num_blocks=len(tasks))
+        listed.context.target_max_block_size = 1  # what a worker gives at a time is a block
+        listed.context.enable_progress_bars = False
+        done = listed.map_batches(
             _Worker,
-            fn_constructor_args=(make_encoder, uri, writer.key, chosen, environment),
+            fn_constructor_args=(read, max(1, count // parts), make_encoder, uri, writer.key, chosen, environment),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=count),
-            **({"num_gpus": 1} if has_gpu else {"num_cpus": 1}),
+            **({"num_gpus": 1} if device == "GPU" else {"num_cpus": 1}),
         )
-        for task in done.iter_rows():
-            if isinstance(result := pickle.loads(task["result"]), Exception):
+        for row in done.iter_rows():
+            if isinstance(result := pickle.loads(row["result"]), Exception):
                 raise result
             ids, encoded = result
             writer.known.see(ids, None)
@@ -105,34 +116,13 @@ def encode_on_ray(
     return collection
 
 
-class _Read:
-    """Reads a part of the data: pickled lists of pairs, or an error."""
-
-    def __init__(self, stream: datasets.IterableDataset, reader: PairReader, rows_per_task: int) -> None:
-        self.stream, self.reader, self.rows_per_task = stream, reader, rows_per_task
-
-    def __call__(self, task: dict[str, Any]) -> Iterator[dict[str, bytes]]:
-        part, count = int(task["part"]), self.stream.num_shards
-        suffix = f" of part {part}" if count > 1 else ""
-        pairs: list[Any] = []
-        try:
-            for number, row in enumerate(self.stream.shard(count, part)):
-                pairs += self.reader.pairs(row, f"{number}{suffix}")
-                if len(pairs) >= self.rows_per_task:
-                    yield {"rows": pickle.dumps(pairs)}
-                    pairs = []
-        except (ValueError, OSError) as error:
-            yield {"rows": pickle.dumps(error)}
-        else:
-            if pairs:
-                yield {"rows": pickle.dumps(pairs)}
-
-
 class _Worker:
-    """Encodes the rows of a task that the collection has not: their ids and what is encoded, or an error."""
+    """Reads and encodes the rows of a task that the collection has not: their ids and what is encoded, or an error."""
 
     def __init__(
         self,
+        read: Callable[[int], Iterator[Mapping[str, Any]]],
+        turns: int,
         make_encoder: MakeEncoder,
         uri: str,
         key: Mapping[str, Any],
@@ -140,41 +130,22 @@ class _Worker:
         environment: Mapping[str, str],
     ) -> None:
         os.environ.update(environment)
-        self.encoder, self.options, self.known = make_encoder(None), options, open_known(uri)
+        self.read, self.turns, self.options = read, turns, options
+        self.encoder, self.known = make_encoder(None), open_known(uri)
         self.differing = differences(collection_key(self.encoder, options), key)
 
-    def __call__(self, task: dict[str, Any]) -> dict[str, list[bytes]]:
-        rows = pickle.loads(task["rows"][0])
+    def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, list[bytes]]]:
+        part, turn = (int(number) for number in batch["task"][0])
         try:
             if self.differing:
                 raise ValueError(
                     f"a worker loaded another model: it has {self.differing}; give all machines the same model"
                 )
-            if isinstance(rows, Exception):
-                raise rows
-            ids = [str(row["id"]) for row in rows]
-            result: Any = ids, [*encode_rows(None, ids, rows, self.known, self.encoder, self.options)]
-        except (ValueError, OSError) as error:
-            result = error
-        return {"result": [pickle.dumps(result)]}
-
-
-def _absolute(data: PairSource) -> PairSource:
-    """Make paths absolute: a worker has another working directory."""
-    if isinstance(data, list | tuple):
-        return [str(_absolute(source)) for source in data]
-    if isinstance(data, str | os.PathLike) and Path(data).expanduser().exists():
-        return str(Path(data).expanduser().absolute())
-    return data
-
-
-def _import_ray() -> Any:  # noqa: ANN401
-    """Ray, connected to the cluster of `RAY_ADDRESS` or of this machine; a local one is started if there is none."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ImportError("encoding on Ray needs Ray Data: pip install 'conjoin[ray]'") from error
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
-    return ray
+            rows = self.read(part)
+            for number, chunk in enumerate(iter(lambda: list(islice(rows, _ROWS_PER_TASK)), [])):
+                if number % self.turns == turn:
+                    ids = [str(row["id"]) for row in chunk]
+                    encoded = [*encode_rows(None, ids, chunk, self.known, self.encoder, self.options)]
+                    yield {"result": [pickle.dumps((ids, encoded))]}
+        except Exception as error:  # raised here, it would overtake the results before it
+            yield {"result": [pickle.dumps(error)]}

@@ -2,10 +2,9 @@
 
 import json
 import logging
-import re
 import shutil
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,6 @@ _INDEX, _ROWS, _SETTINGS = "index.faiss", "rows.parquet", "settings.json"
 _POINTS_PER_LIST = 39  # below it FAISS warns that clusters are poorly trained
 _TRAINING_VECTORS = 262_144
 _REMEDY = "run `conjoin index --faiss` again"
-_PLACE = re.compile(r"^Error in .* at \S+:\d+: (Error: )?")
 
 
 class FaissIndex(NamedTuple):
@@ -53,9 +51,10 @@ class FaissIndex(NamedTuple):
             ImportError: FAISS is not installed.
             DamagedError: A file is damaged.
         """
-        folder = _folder(uri) if local_folder(uri) is not None else None
-        if folder is None or not (folder / _SETTINGS).is_file():
+        place = local_folder(uri)
+        if place is None or not (place / FOLDER / _SETTINGS).is_file():
             return None
+        folder = place / FOLDER
         check_checksums(folder, _REMEDY)
         settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
         if settings["version"] != version:
@@ -69,41 +68,24 @@ class FaissIndex(NamedTuple):
         rows = pq.read_table(folder / _ROWS)
         return cls(index, rows["id"].combine_chunks(), rows["row"].to_numpy(), settings)
 
-    @classmethod
-    def build(
-        cls,
-        ids: pa.ChunkedArray,
-        row_ids: np.ndarray,
-        vectors: np.ndarray,
-        version: int,
-        factory: str | None,
-        probes: int,
-    ) -> "FaissIndex":
-        """Train an index; see `Collection.index_faiss`."""
-        lists = max(1, min(round(4 * len(vectors) ** 0.5), len(vectors) // _POINTS_PER_LIST))
-        factory = factory or DEFAULT_FACTORY.format(lists=lists)
-        settings = {"version": version, "factory": factory, "probes": probes, "recall@10": None}
-        return cls(train_faiss(factory, vectors), ids.combine_chunks(), row_ids, settings)
-
-    def write(self, uri: str | Path) -> None:
-        """Write the files aside and move them to their place; in between, searches use the table.
+    def write(self, folder: Path) -> None:
+        """Write the files aside and move them to their place in a collection; in between, searches use the table.
 
         Raises:
             OSError: The disk is full or fails.
         """
-        folder = _folder(uri)
-        with temporary_path(folder) as aside:
+        with temporary_path(folder / FOLDER) as aside:
             aside.mkdir()
             try:
                 import_faiss().write_index(self.index, str(aside / _INDEX))
             except RuntimeError as error:
-                raise OSError(f"FAISS cannot write its index into {str(folder.parent)!r} ({error})") from error
+                raise OSError(f"FAISS cannot write its index into {str(folder)!r} ({error})") from error
             pq.write_table(pa.table({"id": self.ids, "row": self.row_ids}), aside / _ROWS)
             (aside / _SETTINGS).write_text(json.dumps(self.settings, indent=2), encoding="utf-8")
             write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
             flush_tree(aside)
-            shutil.rmtree(folder, ignore_errors=True)
-            publish_folder(aside, folder)
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            publish_folder(aside, folder / FOLDER)
 
     def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> list[Ranking] | None:
         """The nearest among some rows, or all; None if the index does not find as many as there are."""
@@ -112,10 +94,8 @@ class FaissIndex(NamedTuple):
             mask = np.isin(self.row_ids, row_ids)
             selector = import_faiss().IDSelectorBitmap(np.packbits(mask, bitorder="little"))
             count = int(mask.sum())
-        if count == 0:
-            return [([], np.empty(0, dtype=np.float32))] * len(queries)
-        labels, scores = search_faiss(self.index, queries, min(k, count), self.settings["probes"], selector)
-        if row_ids is not None and (labels < 0).any():
+        labels, scores = search_faiss(self.index, queries, max(1, min(k, count)), self.settings["probes"], selector)
+        if count and row_ids is not None and (labels < 0).any():
             return None  # a graph finds fewer where few rows are left: the table finds them
         rankings = []
         for row, values in zip(labels, scores, strict=True):
@@ -125,20 +105,19 @@ class FaissIndex(NamedTuple):
         return rankings
 
 
-def import_faiss() -> ModuleType:
+def import_faiss() -> Any:  # noqa: ANN401 - faiss has no types
     """FAISS.
 
     Raises:
         ImportError: It is not installed.
     """
     try:
-        import faiss
+        return import_module("faiss")
     except ImportError as error:
         raise ImportError('this index needs faiss: pip install "conjoin[faiss]"') from error
-    return faiss
 
 
-def train_faiss(factory: str, vectors: np.ndarray) -> Any:  # noqa: ANN401 - faiss has no types
+def train_faiss(factory: str, vectors: np.ndarray) -> Any:  # noqa: ANN401
     """An index of vectors `(N, D)`, L2-normalised, by FAISS's factory.
 
     Raises:
@@ -148,14 +127,18 @@ def train_faiss(factory: str, vectors: np.ndarray) -> Any:  # noqa: ANN401 - fai
     faiss, vectors = import_faiss(), check_vectors(vectors, None)
     try:
         index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-        step = max(1, len(vectors) // _TRAINING_VECTORS)
-        index.train(vectors[::step])
+        index.train(vectors[:: max(1, len(vectors) // _TRAINING_VECTORS)])
         index.add(vectors)
         search_faiss(index, vectors[:1], 1, selector=faiss.IDSelectorAll())  # some kinds take no conditions
     except RuntimeError as error:
-        reason = _PLACE.sub("", str(error).splitlines()[0])
+        reason = str(error).splitlines()[0].partition(": ")[2].removeprefix("Error: ")  # without the place in FAISS
         raise ValueError(f"FAISS cannot make {factory!r} of {len(vectors)} vectors: {reason}") from error
     return index
+
+
+def default_factory(count: int) -> str:
+    """The factory string for so many vectors."""
+    return DEFAULT_FACTORY.format(lists=max(1, min(round(4 * count**0.5), count // _POINTS_PER_LIST)))
 
 
 def search_faiss(
@@ -174,29 +157,22 @@ def search_faiss(
         probes: Clusters to look into, or candidates of a graph.
         selector: Which rows to search, in all clusters.
     """
-    k = min(k, index.ntotal)
-    scores, labels = index.search(queries, k, params=_parameters(import_faiss(), index, selector, probes, k))
+    faiss, k = import_faiss(), min(k, index.ntotal)
+    options = {} if selector is None else {"sel": selector}
+
+    def parameters(index: Any) -> Any:  # noqa: ANN401
+        """Of an index, and of the one within it."""
+        index = faiss.downcast_index(index)
+        if isinstance(index, faiss.IndexPreTransform):
+            return faiss.SearchParametersPreTransform(index_params=parameters(index.index))
+        if isinstance(index, faiss.IndexRefine):
+            factor, inner = max(1, min(20, index.ntotal // k)), parameters(index.base_index)
+            return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
+        if isinstance(index, faiss.IndexIVF):
+            return faiss.SearchParametersIVF(nprobe=index.nlist if selector else probes, **options)
+        if isinstance(index, faiss.IndexHNSW):
+            return faiss.SearchParametersHNSW(efSearch=max(k, probes, 128), **options)
+        return faiss.SearchParameters(**options)
+
+    scores, labels = index.search(queries, k, params=parameters(index))
     return labels, scores
-
-
-def _parameters(faiss: ModuleType, index: Any, selector: Any, probes: int, k: int) -> Any:  # noqa: ANN401
-    """How to search an index, or the index within it."""
-    index, options = faiss.downcast_index(index), {} if selector is None else {"sel": selector}
-    if isinstance(index, faiss.IndexPreTransform):
-        inner = _parameters(faiss, index.index, selector, probes, k)
-        return faiss.SearchParametersPreTransform(index_params=inner)
-    if isinstance(index, faiss.IndexRefine):
-        inner = _parameters(faiss, index.base_index, selector, probes, k)
-        return faiss.IndexRefineSearchParameters(k_factor=max(1, min(20, index.ntotal // k)), base_index_params=inner)
-    if isinstance(index, faiss.IndexIVF):
-        return faiss.SearchParametersIVF(nprobe=index.nlist if selector else probes, **options)
-    if isinstance(index, faiss.IndexHNSW):
-        return faiss.SearchParametersHNSW(efSearch=max(k, probes, 128), **options)
-    return faiss.SearchParameters(**options)
-
-
-def _folder(uri: str | Path) -> Path:
-    folder = local_folder(uri)
-    if folder is None:
-        raise ValueError(f"{str(uri)!r} is no folder of this machine: FAISS searches only those")
-    return folder / FOLDER
