@@ -19,7 +19,7 @@ IMPORTED = {
     "evaluate": (lambda folder: load_metric("mrr_at_k"), 'pip install "conjoin[evaluate]"'),
     "faiss": (lambda folder: made(folder, np.eye(5)).index_faiss(), 'pip install "conjoin[faiss]"'),
     "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
-    "pymilvus": (lambda folder: MilvusCollection.open(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
+    "pymilvus": (lambda folder: MilvusCollection(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
     "torchao.quantization": (lambda folder: in_8_bits(torch.nn.Linear(2, 2)), "pip install torchao"),
 }
 """By the package: what needs it, and the advice."""

@@ -8,7 +8,7 @@ import pytest
 
 from conjoin.retrieval import INDEX_KINDS, Collection, encode_collection, search_items
 from conjoin.retrieval.search import search_exactly
-from tiny_collections import check, clustered, files, lookup_encoder, lookup_rows, made, naive, names, state, unit
+from tiny_collections import check, clustered, lookup_encoder, lookup_rows, made, naive, names, state, unit
 from tiny_encoder import tiny_encoder, tiny_rows
 
 COUNT, WIDTH = 2000, 24
@@ -144,10 +144,6 @@ class TestSearch:
         assert collection.select(f"id in ({names})") == []
         assert collection.select(f"id in ('{collection.ids[0]}', {names})") == collection.ids[:1]
         assert collection.select(f"price in ({', '.join(map(str, range(20_000)))})")
-
-    def test_no_queries(self, collection):
-        found = collection.search(np.empty((0, WIDTH), dtype=np.float32), 3)
-        assert found.ids == [] and len(found.scores) == 0
 
 
 class TestWords:
@@ -308,12 +304,6 @@ class TestChanges:
             assert emptied.select("true") == [] and emptied.recall() == 1.0
         assert made(tmp_path, VECTORS[:9]).changes.added == 9
         check(Collection.open(tmp_path), VECTORS[:9], QUERIES)
-
-    def test_removing_nothing_publishes_nothing(self, tmp_path):
-        collection = made(tmp_path, VECTORS[:9])
-        before = files(tmp_path)
-        collection.remove([])
-        assert files(tmp_path) == before
 
 
 class TestIndex:

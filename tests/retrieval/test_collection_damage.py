@@ -9,7 +9,7 @@ from conjoin.retrieval import Collection, encode_collection, open_collection
 from conjoin.retrieval.collection_table import published_at
 from conjoin.storage import DamagedError
 from damage import wrong_after_damage
-from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made, state
+from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made
 
 VECTORS, QUERIES = clustered(300, 8), clustered(4, 8, seed=1)
 KINDS = ("data/train.lance/data", "data/train.lance/_versions", "data/train.lance/_deletions",
@@ -80,40 +80,6 @@ def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     assert [name for name in hashed if noticed[name] < 1] == []
 
 
-@pytest.mark.slow
-def test_without_checksums_damage_is_an_error_of_a_known_type(whole, tmp_path):
-    """`verify=False`: other vectors are possible, but no error of another type."""
-    folder = tmp_path / "it"
-    shutil.copytree(whole, folder)
-
-    def read(folder):
-        answers(folder, verify=False)
-        return True
-
-    wrong = []
-    for name in [*files(folder)]:
-        wrong += damaged(folder, name, read, True, is_named=False)[0]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("name", ["data", "_versions", "_indices", "_deletions"])
-@pytest.mark.slow
-def test_missing_files(name, whole, tmp_path):
-    for number, path in enumerate(sorted((whole / "data/train.lance" / name).glob("**/*"))):
-        if path.is_file():
-            folder = tmp_path / str(number)
-            shutil.copytree(whole, folder)
-            (folder / path.relative_to(whole)).unlink()
-            try:
-                assert answers(folder) == answers(whole)
-            except (ValueError, FileNotFoundError) as error:
-                assert str(folder) in str(error)
-            try:
-                Collection.open(folder).verify()
-            except (ValueError, FileNotFoundError) as error:
-                assert str(folder) in str(error)
-
-
 @pytest.mark.parametrize("name", ["SHA256SUMS", ".verified.json", "data/train.lance/_refs", "data"])
 def test_missing_parts(name, whole, tmp_path):
     folder = tmp_path / "it"
@@ -164,12 +130,6 @@ def test_verify_hashes_what_was_hashed_before(whole, tmp_path, monkeypatch):
     Collection.open(folder)
     with pytest.raises(ValueError, match=f"{path.name}' is truncated or damaged"):
         collection.verify()
-
-
-def test_a_copy_elsewhere_is_the_same(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "copy", copy_function=shutil.copy)  # with other times
-    assert answers(tmp_path / "copy") == answers(whole)
-    assert state(tmp_path / "copy") == state(whole)
 
 
 class TestFaiss:

@@ -1,12 +1,9 @@
 """Rows become a collection: the first run, its resumption, an update and a sync; whatever stops them."""
 
 import io
-import json
 import shutil
-import threading
 from contextlib import contextmanager
 from datetime import date, datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import datasets
@@ -19,8 +16,8 @@ from lancedb.table import LanceTable, Tags
 from PIL import Image
 
 from conjoin.retrieval import Changes, Collection, collection_table, encode_collection, launched_processes
-from conjoin.retrieval.collection_table import open_table, published_version
-from tiny_collections import files, lookup_encoder, lookup_rows, state, unit
+from conjoin.retrieval.collection_table import open_table
+from tiny_collections import files, state
 from tiny_encoder import tiny_encoder, tiny_rows
 
 ROWS, CHUNK = 23, 3
@@ -338,12 +335,6 @@ class TestUpdate:
         assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
         assert len(files(tmp_path / "it")) < 4 * len(files(tmp_path / "whole"))
 
-    def test_an_unfinished_collection_can_be_synced(self, small, tmp_path):
-        with pytest.raises(Stop):
-            encode(tmp_path / "it", stopping(tiny_rows(), 12))
-        assert sync(tmp_path / "it", changed_rows()) == Changes(15, 1, 3, 8, 0, 16)
-        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", changed_rows()).uri)
-
     def test_several_images_are_remembered_of_a_stopped_update(self, small, tmp_path, pictures):
         encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
         rows = [{"id": f"two {number}", "image": pictures[:2]} for number in range(8)]
@@ -539,11 +530,6 @@ class TestErrors:
             assert files(tmp_path) == before, message
         assert len(encode(tmp_path, settings={"only": "image"})) == ROWS
 
-    def test_another_model_may_begin_where_nothing_was_written(self, tmp_path):
-        with pytest.raises(Stop):
-            encode(tmp_path, stopping(tiny_rows(), 2))
-        assert encode(tmp_path, encoder=tiny_encoder(seed=1)).model.fingerprint == tiny_encoder(seed=1).fingerprint
-
     def test_folders_that_hold_no_collection(self, tmp_path):
         (tmp_path / "other").mkdir()
         (tmp_path / "other/notes.txt").write_text("{}")
@@ -607,39 +593,9 @@ class TestWriters:
         with pytest.raises(Stop):
             encode(tmp_path, stopping(changed_rows(), 20))
         for use in (lambda: collection.remove(["row/3"]), lambda: collection.index(None)):
-            with pytest.raises(
-                ValueError, match=r"the last encoding into .* did not end: run the same `conjoin encode`"
-            ):
+            with pytest.raises(ValueError, match=r"the last change of .* did not end: run the same `conjoin encode`"):
                 use()
         assert state(tmp_path) == before
-
-    @pytest.mark.slow
-    def test_twenty_readers_see_the_old_state_or_the_new(self, small, tmp_path):
-        states, errors, done = [], [], threading.Event()
-        encode(tmp_path)
-        stamps = [state(tmp_path)]
-
-        def read():
-            try:
-                while not done.is_set():
-                    states.append(state(tmp_path))
-            except Exception as error:
-                errors.append(error)
-
-        readers = [threading.Thread(target=read) for _ in range(20)]
-        for reader in readers:
-            reader.start()
-        opened = Collection.open(tmp_path)
-        for rows in (changed_rows(), tiny_rows(), changed_rows()[4:]):
-            sync(tmp_path, rows)
-            stamps.append(state(tmp_path))
-            assert set(opened.ids) == stamps[-2].keys()  # opened before
-            opened = Collection.open(tmp_path)
-        done.set()
-        for reader in readers:
-            reader.join()
-        assert not errors and len(states) >= 20
-        assert all(found in stamps for found in states)
 
 
 DAY = date(2026, 11, 21)
@@ -749,54 +705,6 @@ class TestFullDisk:
         assert state(tmp_path) == before
         assert encode(tmp_path, rows).changes.unchanged > ROWS
         assert len(state(tmp_path)) == 2 * ROWS
-
-    @pytest.mark.slow
-    def test_a_disk_that_is_full(self, disk, tmp_path, monkeypatch):
-        monkeypatch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 100)
-        monkeypatch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 2)
-        folder, enlarge = disk
-        vectors = unit(3000, 384)  # 4.6 MB
-        encoder = lookup_encoder(vectors)
-        encode(folder / "it", lookup_rows(500), encoder)
-        before = state(folder / "it")
-        with pytest.raises(OSError, match=r"cannot write the collection '.*/it'.*resumes$"):
-            encode(folder / "it", lookup_rows(3000), encoder)
-        assert state(folder / "it") == before
-        enlarge()
-        again = encode(folder / "it", lookup_rows(3000), encoder)
-        assert again.changes.unchanged >= 500 and again.changes.encoded < 2500
-        assert state(folder / "it") == state(encode(tmp_path / "whole", lookup_rows(3000), encoder).uri)
-        again.verify()
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A folder of 4 MB, and what enlarges it."""
-    import subprocess
-
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(*options):
-        return subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True).returncode
-
-    try:
-        failed = mount("-o", "size=4m")
-    except FileNotFoundError:
-        failed = 1
-    if failed:
-        pytest.skip("needs the right to mount a file system")
-    try:
-        yield folder, lambda: mount("-o", "remount,size=64m")
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_settings_that_differ_only_in_order_are_the_same(tmp_path):
-    encode(tmp_path, settings={"a": 1, "b": [1, 2]})
-    assert encode(tmp_path, settings={"b": [1, 2], "a": 1}).changes == Changes(unchanged=ROWS)
-    assert json.loads(json.dumps(dict(Collection.open(tmp_path).metadata)))["key"]["b"] == [1, 2]
-    assert published_version(open_table(tmp_path)) == Collection.open(str(Path(tmp_path))).version
 
 
 class TestLaunchedProcesses:

@@ -62,16 +62,6 @@ def test_autocast_computes_in_bfloat16_and_returns_float32():
     assert 1e-5 < np.abs(exact - rough).max() < 0.05
 
 
-def test_progress_is_reported():
-    done = []
-    tiny_encoder(batch_size=10).encode(items(), on_batch=done.append)
-    assert done == [10, 10, 3]
-
-
-def test_dimension():
-    assert tiny_encoder(config={"width": 5}).dimension == 5
-
-
 class TestFingerprint:
     def test_is_the_same_for_the_same_model_elsewhere(self):
         moved = {"_name_or_path": "elsewhere", "transformers_version": "2", "dtype": "float32", "auto_map": {"a": "b"}}
@@ -87,10 +77,6 @@ class TestFingerprint:
         reconfigured = tiny_encoder(config={"towers": {"depth": 3}})
         prints = {encoder.fingerprint for encoder in (base, nudged, half, reconfigured, tiny_encoder(seed=1))}
         assert len(prints) == 5
-
-    def test_identity_reads_well(self):
-        encoder = tiny_encoder(name="clip")
-        assert str(encoder.identity) == f"'clip' (fingerprint {encoder.fingerprint[:12]})"
 
 
 class TestErrors:
@@ -152,7 +138,3 @@ class TestErrors:
         encoder = ItemEncoder(TinyModel(), lambda batch: tiny_processor([*batch, "extra"]))
         with pytest.raises(ValueError, match=r"'TinyModel' gave embeddings of shape \(3, 8\) for 2 items"):
             encoder.encode(["a", "b"])
-
-    def test_batch_size(self):
-        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-            tiny_encoder(batch_size=0)

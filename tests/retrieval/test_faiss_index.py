@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import Collection, encode_collection, faiss_index, open_collection
-from conjoin.retrieval.faiss_index import search_faiss, train_faiss
-from tiny_collections import check, clustered, lookup_encoder, made, naive, names, unit
+from tiny_collections import check, clustered, lookup_encoder, made, naive, unit
 
 pytest.importorskip("faiss")
 VECTORS, QUERIES = clustered(2000, 16), clustered(6, 16, seed=3)
@@ -133,20 +132,3 @@ def test_refusals(folder, tmp_path):
             build(tmp_path / "few", factory)
     assert open_collection(tmp_path / "few").faiss is None
     assert len(build(tmp_path / "few")) == 20  # the default suits few rows, too
-
-
-def test_a_collection_without_rows(tmp_path):
-    collection = made(tmp_path, VECTORS[:5])
-    collection.remove(collection.ids)
-    with pytest.raises(ValueError, match=r"the collection .* has no rows"):
-        build(tmp_path)
-
-
-def test_the_functions_over_arrays():
-    index = train_faiss("Flat", VECTORS)
-    labels, scores = search_faiss(index, QUERIES, 5000)
-    right, right_scores = naive(VECTORS, QUERIES, 2000, names(2000))
-    assert [[f"doc/{label:05d}" for label in row] for row in labels[:, :50]] == [row[:50] for row in right]
-    np.testing.assert_allclose(scores, right_scores, atol=1e-5)
-    with pytest.raises(ValueError, match="has norm 2"):
-        train_faiss("Flat", 2 * VECTORS)

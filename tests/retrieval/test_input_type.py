@@ -86,13 +86,6 @@ def test_embeddings_that_cancel_out_are_an_error(pictures):
         encoder.encode([{"image": pictures[:2]}], ["q"])
 
 
-def test_worker_processes_expand_items(pictures):
-    items = [{"image": pictures[:2], "text": "a"}, "b", {"image": pictures[:3]}]
-    for name in ("cat", "avg"):
-        found = tiny_encoder(input_type=name, num_workers=1).encode(items)
-        np.testing.assert_array_equal(found, tiny_encoder(input_type=name).encode(items))
-
-
 def test_a_model_saved_with_cat_encodes_so(own_export, query, tmp_path):
     _, model, processor = own_export
     processor.input_type = "cat"

@@ -479,21 +479,13 @@ class Collection:
         """Change the table, publish it, and see the new state; arguments as for `publish`."""
         with writing(self.uri), committing(self.uri):
             table = open_newest(self.uri)
-            if published_version(table) != table.version and not _has_same_rows(table, self.uri):
+            if published_version(table) != table.version:
                 raise ValueError(
-                    f"the last encoding into {self.uri!r} did not end: run the same `conjoin encode` again first"
+                    f"the last change of {self.uri!r} did not end: run the same `conjoin encode` again first"
                 )
             change(table)
             publish(self.uri, table, columns, optimize)
         self._load()
-
-
-def _has_same_rows(table: Table, uri: str) -> bool:
-    """Whether a table has the published rows, as one has that an interrupted `index` left."""
-    published = open_published(uri, verify=False)
-    columns = ["id", ROW_DIGEST]
-    now, before = (each.search().select(columns).to_arrow().sort_by("id") for each in (table, published))
-    return bool(table.schema.equals(published.schema) and now.equals(before))
 
 
 class HeldVectors(NamedTuple):
@@ -508,9 +500,8 @@ class HeldVectors(NamedTuple):
         """The nearest among some rows, or all; equal scores in the order of the ids."""
         among = None if row_ids is None else np.flatnonzero(np.isin(self.row_ids, row_ids))
         positions, scores = exact_search(queries, self.vectors, k, among=among, device=self.device)
-        return [
-            (self.ids.take(pa.array(row)).to_pylist(), values) for row, values in zip(positions, scores, strict=True)
-        ]
+        names, count = self.ids.take(pa.array(positions.reshape(-1))).to_pylist(), positions.shape[1]
+        return [(names[row * count : (row + 1) * count], values) for row, values in enumerate(scores)]
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types

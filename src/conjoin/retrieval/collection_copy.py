@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -29,7 +30,7 @@ from conjoin.retrieval.collection_table import (
 from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_folders
 from conjoin.storage import FOLDER_CHECKSUMS
 
-_ROWS_PER_COMMIT = 16_384
+_BATCHES_PER_COMMIT = 16
 _PARTS = (f"{TABLE}/*", FOLDER_CHECKSUMS)
 
 
@@ -59,23 +60,39 @@ def copy_collection(
             image cannot be read, or is in a folder that the collection may not name.
         OSError: The disk is full or fails.
     """
-    adds_pictures = side is not None and PICTURE not in collection.table.schema.names
-    schema = _schema(collection, model_name, adds_pictures)
+    schema = collection.table.schema
+    details = collection.metadata["details"] | ({} if model_name is None else {"model": model_name})
+    metadata = dict(collection.metadata) | {"details": details, "index": None}
+    schema = schema.set(schema.get_field_index(VECTOR), vector_field(collection.dimension, collection.dtype, metadata))
+    adds_pictures = side is not None and PICTURE not in schema.names
+    schema = schema.append(pa.field(PICTURE, pa.binary())) if adds_pictures else schema
+    folders = picture_folders(collection.uri)
+    texts = [field.name for field in collection.schema if field.name not in ("id", TEXT)
+             and (pa.types.is_string(field.type) or pa.types.is_nested(field.type))]  # fmt: skip
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in collection.scan(collection.table.schema.names):
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            if adds_pictures and side is not None:
+                pictures: list[bytes | None] = []
+                for id_, image in zip(columns["id"].to_pylist(), columns["image"].to_pylist(), strict=True):
+                    check_pictures(image or [], folders, f"item {id_!r}")
+                    pictures.append(make_thumbnail(image, side, f"item {id_!r}") if image else None)
+                columns[PICTURE] = pa.array(pictures, pa.binary())
+            for name in texts if model_name is not None else ():
+                public = [_public(value, name == "image") for value in columns[name].to_pylist()]
+                columns[name] = pa.array(public, columns[name].type)
+            yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
     bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
     with bar, writing(uri):
         if not replace and exists(uri):
             raise ValueError(f"{str(uri)!r} holds a collection, or one that is unfinished: replace it (--replace), or "
                              "choose another address")  # fmt: skip
-        table = create_table(uri, schema)
-        held: list[pa.RecordBatch] = []
-        for batch in _batches(collection, schema, side if adds_pictures else None, model_name is not None):
-            held.append(batch)
-            if sum(map(len, held)) >= _ROWS_PER_COMMIT:
-                table.add(pa.Table.from_batches(held))
-                held = []
-            bar.update(len(batch))
-        if held:
-            table.add(pa.Table.from_batches(held))
+        table, stream = create_table(uri, schema), batches()
+        while some := list(islice(stream, _BATCHES_PER_COMMIT)):
+            table.add(pa.Table.from_batches(some))
+            bar.update(sum(map(len, some)))
         publish(uri, table)
     copy = Collection(uri)
     index = collection.metadata["index"]
@@ -84,44 +101,6 @@ def copy_collection(
     elif set(index_names(collection.table)) - {"id", TEXT}:
         copy.index(None)
     return copy
-
-
-def _schema(collection: Collection, model_name: str | None, adds_pictures: bool) -> pa.Schema:
-    details = collection.metadata["details"] | ({} if model_name is None else {"model": model_name})
-    metadata = dict(collection.metadata) | {"details": details, "index": None}
-    schema = collection.table.schema
-    field = vector_field(collection.dimension, collection.dtype, metadata)
-    schema = schema.set(schema.get_field_index(VECTOR), field)
-    return schema.append(pa.field(PICTURE, pa.binary())) if adds_pictures else schema
-
-
-def _batches(collection: Collection, schema: pa.Schema, side: int | None, publishes: bool) -> Iterator[pa.RecordBatch]:
-    """The rows as the copy holds them, with thumbnails of `side` pixels if it is given."""
-    folders = picture_folders(collection.uri)
-    for batch in collection.scan(collection.table.schema.names):
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        if side is not None:
-            rows = zip(columns["id"].to_pylist(), columns["image"].to_pylist(), strict=True)
-            columns[PICTURE] = pa.array(
-                [_thumbnail(image, side, folders, f"item {id_!r}") if image else None for id_, image in rows],
-                pa.binary(),
-            )
-        if publishes:
-            for name in (field.name for field in collection.schema if field.name not in ("id", TEXT)):
-                columns[name] = _without_paths(columns[name], name == "image")
-        yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-def _thumbnail(image: list[str], side: int, folders: tuple[str, ...], name: str) -> bytes:
-    check_pictures(image, folders, name)
-    return make_thumbnail(image, side, name)
-
-
-def _without_paths(column: pa.Array, is_image: bool) -> pa.Array:
-    """A column in which images that are no URLs, and other paths of this machine, are names of files."""
-    if not (pa.types.is_string(column.type) or pa.types.is_nested(column.type)):
-        return column
-    return pa.array([_public(value, is_image) for value in column.to_pylist()], column.type)
 
 
 def _public(value: Any, is_image: bool) -> Any:  # noqa: ANN401 - a value of a row

@@ -38,8 +38,8 @@ def encode_on_ray(
 ) -> Collection:
     """Encode data into a collection on a Ray cluster, as `encode_collection` does on one machine.
 
-    Files are read in parallel, Parquet by row groups; of any other source, each worker reads all and encodes its share.
-    Ray starts a killed worker again and repeats its task; after an interruption of this process, the same call resumes.
+    Files are read in parallel, Parquet by row groups; otherwise each worker reads all and encodes its share.
+    Ray starts a killed worker again and repeats its task; after an interruption here, the same call resumes.
     Another batch has another rounding: vectors equal those of one process to about 1e-6.
 
     Args:
@@ -80,7 +80,8 @@ def encode_on_ray(
     parts = stream.num_shards
     if parts > 1 and reader.columns.id is None:
         raise ValueError("the data is read in parts, so its rows have no numbers: name a column by --id-column")
-    tasks = [(part, turn) for part in range(parts) for turn in range(max(1, count // parts))]
+    turns = max(1, count // parts)  # how many workers share a part
+    tasks = [(part, turn) for part in range(parts) for turn in range(turns)]
     stream = stream.select_columns(reader.names)
 
     def read(part: int) -> Iterator[Mapping[str, Any]]:
@@ -97,10 +98,11 @@ def encode_on_ray(
         listed.context.enable_progress_bars = False
         done = listed.map_batches(
             _Worker,
-            fn_constructor_args=(read, max(1, count // parts), make_encoder, uri, writer.key, chosen, environment),
+            fn_constructor_args=(read, turns, _ROWS_PER_TASK, make_encoder, uri, writer.key, chosen, environment),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=count),
-            **({"num_gpus": 1} if device == "GPU" else {"num_cpus": 1}),
+            num_gpus=1 if device == "GPU" else None,
+            num_cpus=None if device == "GPU" else 1,
         )
         for row in done.iter_rows():
             if isinstance(result := pickle.loads(row["result"]), Exception):
@@ -123,6 +125,7 @@ class _Worker:
         self,
         read: Callable[[int], Iterator[Mapping[str, Any]]],
         turns: int,
+        rows_at_once: int,
         make_encoder: MakeEncoder,
         uri: str,
         key: Mapping[str, Any],
@@ -130,7 +133,7 @@ class _Worker:
         environment: Mapping[str, str],
     ) -> None:
         os.environ.update(environment)
-        self.read, self.turns, self.options = read, turns, options
+        self.read, self.turns, self.rows_at_once, self.options = read, turns, rows_at_once, options
         self.encoder, self.known = make_encoder(None), open_known(uri)
         self.differing = differences(collection_key(self.encoder, options), key)
 
@@ -142,7 +145,7 @@ class _Worker:
                     f"a worker loaded another model: it has {self.differing}; give all machines the same model"
                 )
             rows = self.read(part)
-            for number, chunk in enumerate(iter(lambda: list(islice(rows, _ROWS_PER_TASK)), [])):
+            for number, chunk in enumerate(iter(lambda: list(islice(rows, self.rows_at_once)), [])):
                 if number % self.turns == turn:
                     ids = [str(row["id"]) for row in chunk]
                     encoded = [*encode_rows(None, ids, chunk, self.known, self.encoder, self.options)]

@@ -51,11 +51,15 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
     settings: dict[str, Any] = {"num_workers": chosen.num_workers, "name": model_name(path), "load_options": needed}
     settings |= {"input_type": chosen.input_type, "dims": chosen.dims}
     device = choose_device(chosen.device)  # refuses a wrong one before anything is loaded
-    is_onnx = path != SAMPLE_MODEL and _is_onnx(path, revision)
+    is_onnx = path != SAMPLE_MODEL and has_file(path, "config.json", revision) and is_own_model(path, revision)
+    is_onnx = is_onnx and has_file(path, ONNX_SETTINGS, revision)
     if needed and (is_onnx or path == SAMPLE_MODEL):
         raise ValueError(f"{', '.join(needed)}: the model {str(path)!r} is read in one way only; leave it out")
     if is_onnx:
-        _check_onnx(path, chosen.device, None if dtype == AUTO else dtype)
+        if chosen.device is not None and device.type != "cpu":
+            raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {chosen.device}")
+        if dtype not in (None, AUTO):
+            raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **settings)
     model, processor = _load(path, chosen)
@@ -63,18 +67,6 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
         dtype = torch.bfloat16 if choose_bf16(dtype, device) else None
     kind = SentenceEncoder if isinstance(processor, SentenceItems) else ItemEncoder
     return kind(model, processor, batch_size, device, dtype, **settings)
-
-
-def _is_onnx(path: str | Path, revision: str | None) -> bool:
-    has_config = has_file(path, "config.json", revision)
-    return has_config and is_own_model(path, revision) and has_file(path, ONNX_SETTINGS, revision)
-
-
-def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
-    if device is not None and choose_device(device).type != "cpu":
-        raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
-    if dtype is not None:
-        raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
 
 
 def _load(path: str | Path, options: ComputeOptions) -> tuple[Any, Any]:

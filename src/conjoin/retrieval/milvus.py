@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +18,7 @@ from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.vectors import SearchResult, as_result, check_search
 
-_LITE = re.compile(r"(.+\.db)/(\w+)")
-_SERVER = re.compile(r"(https?://[^/]+)/(\w+)")
+_ADDRESS = re.compile(r"(https?://[^/]+|.+\.db)/(\w+)")
 _METADATA, _SCHEMA = "conjoin", "conjoin_schema"
 _ROWS_AT_ONCE = 1000
 _LONGEST = 65_535
@@ -27,7 +26,7 @@ _LONGEST = 65_535
 
 def is_milvus(uri: str | Path) -> bool:
     """Whether an address is of a collection in Milvus: `http://HOST:PORT/NAME`, or `FILE.db/NAME` of Milvus Lite."""
-    return bool(_SERVER.fullmatch(str(uri)) or _LITE.fullmatch(str(uri)))
+    return bool(_ADDRESS.fullmatch(str(uri)))
 
 
 class MilvusCollection:
@@ -61,11 +60,6 @@ class MilvusCollection:
             field["params"]["dim"] for field in described["fields"] if field["name"] == "vector"
         )
         self._call("load_collection", name)
-
-    @classmethod
-    def open(cls, uri: str | Path) -> "MilvusCollection":
-        """Open the collection at `uri`; errors as for the class."""
-        return cls(uri)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -145,12 +139,14 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
     }
     options = {"schema": schema, "index_params": indexed, "consistency_level": "Strong", "properties": described}
     do("create_collection", name, **options)
-    bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
+    columns = [name for name in collection.schema.names if name != "id"]
     try:
-        with bar:
-            for rows in _records(collection):
-                do("insert", name, rows)
-                bar.update(len(rows))
+        with progress(total=len(collection), desc="copying", unit="row", show=show_progress) as bar:
+            for batch in collection.scan(["id", "vector", *columns]):
+                for start in range(0, len(batch), _ROWS_AT_ONCE):
+                    rows = batch.slice(start, _ROWS_AT_ONCE).to_pylist()
+                    do("insert", name, [_as_stored(row) for row in rows])
+                    bar.update(len(rows))
     except BaseException:  # Ctrl-C as well
         with suppress(ConnectionError, ValueError):
             do("drop_collection", name)
@@ -163,19 +159,13 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
     return MilvusCollection(uri)
 
 
-def _records(collection: Collection) -> Iterator[list[dict[str, Any]]]:
-    """The rows as Milvus takes them."""
-    columns = [name for name in collection.schema.names if name != "id"]
-    for batch in collection.scan(["id", "vector", *columns]):
-        for start in range(0, len(batch), _ROWS_AT_ONCE):
-            rows = batch.slice(start, _ROWS_AT_ONCE).to_pylist()
-            yield [{name: _plain(name, value) for name, value in row.items() if value is not None} for row in rows]
-
-
-def _plain(name: str, value: Any) -> Any:  # noqa: ANN401 - a value of a row
-    if name == "image" and len(value) == 1:
-        return value[0]
-    return value if isinstance(value, str | bool | int | float | list | dict) else str(value)
+def _as_stored(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as Milvus takes it: one image is no list, and what it has no type for is a text."""
+    if len(row["image"] or ()) == 1:
+        row["image"] = row["image"][0]
+    plain = (str, bool, int, float, list, dict)
+    known = {name: value for name, value in row.items() if value is not None}
+    return {name: value if isinstance(value, plain) else str(value) for name, value in known.items()}
 
 
 def _connect(uri: str) -> tuple[Callable[..., Any], str]:
@@ -185,12 +175,14 @@ def _connect(uri: str) -> tuple[Callable[..., Any], str]:
         ConnectionError: The server does not answer.
         ValueError: It is no address of Milvus; or, of a call, Milvus refuses; the message is its own.
     """
-    match = _SERVER.fullmatch(uri) or _LITE.fullmatch(uri)
+    match = _ADDRESS.fullmatch(uri)
     if match is None:
         raise ValueError(f"{uri!r} is no address of a collection in Milvus; expected http://HOST:PORT/NAME")
     milvus = _import_milvus()
+    owner = os.environ.get("MILVUS_URI", "").rstrip("/")  # a token belongs to one server
+    token = os.environ.get("MILVUS_TOKEN", "") if match[1] == owner else ""
     try:
-        client = milvus.MilvusClient(match[1], token=_token(match[1]))
+        client = milvus.MilvusClient(match[1], token=token)
     except milvus.MilvusException as error:
         raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
 
@@ -203,12 +195,6 @@ def _connect(uri: str) -> tuple[Callable[..., Any], str]:
             raise ValueError(f"Milvus at {uri!r} refuses {method}: {error.message}") from error
 
     return call, match[2]
-
-
-def _token(server: str) -> str:
-    """The token of a server; a token belongs to one."""
-    owner = os.environ.get("MILVUS_URI", "").rstrip("/")
-    return os.environ.get("MILVUS_TOKEN", "") if server == owner else ""
 
 
 def _import_milvus() -> ModuleType:

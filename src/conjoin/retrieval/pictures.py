@@ -8,6 +8,7 @@ import io
 import os
 import shlex
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from conjoin.retrieval.search import Searchable
 
 _QUALITY = 85
-_ROWS = 50_000
+_BATCHES = 50
 
 
 def load_picture(image: Any, name: str = "item") -> Image.Image:  # noqa: ANN401 - an image or several
@@ -42,36 +43,26 @@ def picture_folders(uri: str | Path) -> tuple[str, ...]:
 
 
 def hidden_pictures(collection: "Searchable") -> str | None:
-    """Say which option shows the pictures of a collection that its rows may not name, by its first rows.
+    """Say which option shows the first picture of a collection that its rows may not name, by its first rows.
 
     Returns:
-        A line with the common folder of these pictures; None if all may be shown, or none is there.
+        A line with the folder of this picture; None if all may be shown, or none is there.
     """
     from conjoin.retrieval.collection import Collection
     from conjoin.retrieval.collection_table import PICTURE
 
     if not isinstance(collection, Collection) or PICTURE in collection.table.schema.names:
         return None
-    first: dict[str, str] = {}
-    rows = 0
-    for batch in collection.scan(["image"]) if "image" in collection.schema.names else ():
-        for path in (path for image in batch["image"].to_pylist() for path in image or () if not is_uri(path)):
-            first.setdefault(os.path.dirname(path), path)
-        rows += batch.num_rows
-        if rows >= _ROWS:
-            break
     folders = picture_folders(collection.uri)
-    hidden = [
-        os.path.dirname(os.path.realpath(path))
-        for path in first.values()
-        if os.path.isfile(path) and not is_inside(path, folders)
-    ]
-    if not hidden:
-        return None
-    common = os.path.commonpath(hidden)
-    named = [common] if common != os.path.dirname(common) else sorted({*hidden})[:3]  # never the whole disk
-    options = " ".join(f"--root {shlex.quote(folder)}" for folder in named)
-    return f"pictures outside of the collection are not shown; if you trust the collection, add {options}"
+    for batch in islice(collection.scan(["image"]), _BATCHES):
+        for path in (path for image in batch["image"].to_pylist() for path in image or () if not is_uri(path)):
+            if os.path.isfile(path) and not is_inside(path, folders):
+                folder = shlex.quote(os.path.dirname(os.path.realpath(path)))
+                return (
+                    "pictures outside of the collection are not shown; if you trust the collection, add "
+                    f"--root {folder}"
+                )
+    return None
 
 
 def check_pictures(image: Any, folders: tuple[str, ...], name: str) -> None:  # noqa: ANN401 - an image or several

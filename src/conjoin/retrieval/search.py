@@ -40,7 +40,7 @@ def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
         ConnectionError: A server does not answer.
     """
     if is_milvus(uri):
-        return MilvusCollection.open(uri)
+        return MilvusCollection(uri)
     collection = Collection(uri)
     collection.faiss = FaissIndex.open(uri, collection.version)
     if collection.faiss is None:
@@ -190,7 +190,15 @@ def weighted_parts(items: Sequence[Any], weights: Mapping[str, float]) -> list[t
     Raises:
         ItemError: An item has no parts, or a part without a weight.
     """
-    return [(index, part) for index, item in enumerate(items) for part in _parts(item, weights, f"item {index}")]
+    parts = []
+    for index, item in enumerate(items):
+        if not isinstance(item, Mapping) or not set(item) <= {"image", "text"}:
+            raise ItemError(f"item {index}", 'only items {"text": ..., "image": ...} have parts to weight')
+        given = [part for part, value in item.items() if value is not None]
+        if missing := [part for part in given if part not in weights]:
+            raise ItemError(f"item {index}", f"its {missing[0]} has no weight; the weights are {dict(weights)}")
+        parts += [(index, part) for part in given]
+    return parts
 
 
 def weighted_sums(vectors: np.ndarray, parts: Sequence[tuple[int, str]], weights: Mapping[str, float]) -> np.ndarray:
@@ -206,18 +214,6 @@ def weighted_sums(vectors: np.ndarray, parts: Sequence[tuple[int, str]], weights
     if not norms.all():
         raise ItemError(f"item {int(norms.argmin())}", f"the weights {dict(weights)} leave nothing of its parts")
     return (sums / norms).astype(np.float32)
-
-
-def _parts(item: Any, weights: Mapping[str, float], name: str) -> list[str]:  # noqa: ANN401 - an item
-    """The parts of an item, each of which has a weight."""
-    if not isinstance(item, Mapping) or not set(item) <= {"image", "text"}:
-        raise ItemError(name, 'only items {"text": ..., "image": ...} have parts to weight')
-    parts = [part for part, value in item.items() if value is not None]
-    if not parts:
-        raise ItemError(name, "has neither an image nor a text to weight")
-    if missing := [part for part in parts if part not in weights]:
-        raise ItemError(name, f"its {missing[0]} has no weight; the weights are {dict(weights)}")
-    return parts
 
 
 def query_vectors(collection: Searchable, vectors: np.ndarray) -> np.ndarray:

@@ -1,5 +1,3 @@
-import os
-import pickle
 import shutil
 
 import numpy as np
@@ -9,16 +7,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from PIL import Image
 
-from conjoin.retrieval import (
-    Collection,
-    ItemEncoder,
-    Miner,
-    exact_search,
-    load_mined,
-    mine_hard_negatives,
-    parse_miners,
-)
-from conjoin.storage import locked
+from conjoin.retrieval import ItemEncoder, Miner, exact_search, load_mined, mine_hard_negatives, parse_miners
 from tiny_encoder import tiny_encoder
 
 MINERS = [
@@ -123,16 +112,6 @@ def test_the_union_of_all_miners_equals_a_naive_loop(tmp_path, groups):
     assert several, "no negative was found by two miners: the union is not tested"
 
 
-def test_scores_are_cosines(tmp_path):
-    rows = pairs()
-    mined = mine(rows, tmp_path, MINERS[2:3])
-    encoder = Loader()("one")
-    query = encoder.encode([{"text": rows[3]["text"]}])[0]
-    for name, (finding,) in findings(mined)["row3"].items():
-        image = encoder.encode([{"image": rows[int(name.removeprefix("row"))]["image"]}])[0]
-        assert finding["miner"] == "one-cross" and finding["score"] == pytest.approx(float(query @ image), abs=1e-5)
-
-
 def test_only_a_candidate_with_the_same_picture_and_text_is_a_duplicate(tmp_path):
     rows = pairs()
     for number in (5, 11):
@@ -209,15 +188,6 @@ def test_a_cut_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     assert len(searched) == done, "a finished run searches nothing again"
 
 
-def test_one_process_at_a_time_which_removes_what_a_killed_one_left(tmp_path):
-    mine(pairs(), tmp_path)
-    (tmp_path / "negatives.parquet.0123456789abcdef.conjoin-tmp").write_bytes(b"PAR1")
-    with locked(tmp_path), pytest.raises(ValueError, match="another process is writing into"):
-        mine(pairs(), tmp_path)
-    assert not list(tmp_path.glob("*.conjoin-tmp"))
-    mine(pairs(), tmp_path)
-
-
 def test_a_miner_can_be_added_and_left_out_later(tmp_path):
     rows = pairs()
     mine(rows, tmp_path, MINERS[:2])
@@ -248,15 +218,6 @@ def test_an_index_of_faiss_finds_the_same(tmp_path, index):
         mine(rows, tmp_path / "other", index="nonsense")
 
 
-def test_rows_that_changed_are_encoded_and_searched_again_elsewhere(tmp_path):
-    rows = pairs()
-    mine(rows, tmp_path)
-    rows[4]["text"] = "another text"
-    with pytest.raises(ValueError, match=r"was made with anchors .*, not "):
-        mine(rows, tmp_path)
-    assert as_ranks(mine(rows, tmp_path / "new")) == naive(rows, MINERS, 4)
-
-
 @pytest.mark.parametrize("knows_its_columns", [False, True])
 def test_streamed_rows(tmp_path, knows_its_columns):
     rows = pairs(groups=True)
@@ -266,18 +227,6 @@ def test_streamed_rows(tmp_path, knows_its_columns):
         assert streamed.column_names is None
     mine_hard_negatives(streamed, MINERS, tmp_path, k=4, load_encoder=Loader(), block=7)
     assert as_ranks(load_mined(tmp_path)) == naive(rows, MINERS, 4)
-
-
-def test_half_precision_on_disk(tmp_path):
-    mined = mine(pairs(), tmp_path, dtype="float16")
-    assert Collection.open(next((tmp_path / "embeddings").iterdir())).dtype == "float16"
-    assert all(len(negatives) >= 4 for negatives in mined.values())
-
-
-def test_the_result_travels_to_worker_processes(tmp_path):
-    mined = mine(pairs(), tmp_path)
-    copy = pickle.loads(pickle.dumps(mined))
-    assert dict(copy) == dict(mined)
 
 
 class TestDraw:
@@ -396,17 +345,3 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"negatives\.parquet' .*; run `conjoin mine` again$"):
             load_mined(folder)
         assert len(mine(pairs(), folder)) == 30
-
-    def test_an_interrupted_replacement_leaves_the_old_file(self, tmp_path, monkeypatch):
-        old = dict(mine(pairs(), tmp_path))
-        original = os.replace
-
-        def failing(source, target):
-            if target.name == "negatives.parquet":
-                raise KeyboardInterrupt
-            original(source, target)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(os, "replace", failing)
-            mine(pairs(), tmp_path, MINERS[:1])
-        assert dict(load_mined(tmp_path)) == old

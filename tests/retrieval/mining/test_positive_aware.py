@@ -162,10 +162,3 @@ def test_a_margin_needs_a_positive(tmp_path):
     with pytest.raises(ValueError, match="a reranker reads rows by their index"):
         options = {"load_encoder": Loader(), "load_reranker": lambda name: Reranker(Colours(), name=name)}
         mine_hard_negatives(stream, [miner], tmp_path / "stream", **options)
-
-
-def test_a_folder_of_other_limits_is_not_reused(tmp_path):
-    rows = pairs(6)
-    mine(rows, tmp_path, [Miner("cross", "one", "text", "image")])
-    with pytest.raises(ValueError, match=r"made with max_score None, not -2\.0"):
-        mine(rows, tmp_path, [Miner("cross", "one", "text", "image", max_score=-2.0)])
