@@ -176,15 +176,16 @@ class TestWords:
             f"part {code} valve",
             "a 🎁",
             "wooden chair",
+            "cafe\u0301",
         ]
         rows = [{"id": f"{n}", "text": f"{n} {text}"} for n, text in enumerate(texts)]
-        collection = encode_collection(rows, lookup_encoder(unit(5, 8)), tmp_path)
-        words = ["苹果", "リンゴ", code, "WOODEN", *(["🎁", "wodoen", "wooen"] if most else [])]
-        for text, right in zip(words, "0124344", strict=False):
-            ids = collection.search(unit(5, 8)[[(int(right) + 1) % 5]], 2, text=text, exact=True).ids[0]
+        collection = encode_collection(rows, lookup_encoder(unit(6, 8)), tmp_path)
+        words = ["苹果", "リンゴ", code, "WOODEN", "café", *(["🎁", "wodoen", "wooen"] if most else [])]
+        for text, right in zip(words, "01245344", strict=False):
+            ids = collection.search(unit(6, 8)[[(int(right) + 1) % 6]], 2, text=text, exact=True).ids[0]
             assert right in ids, text
         assert warnings() == ""
-        assert collection.search(unit(5, 8)[:1], 1, text="ωψ").ids == [["0"]]
+        assert collection.search(unit(6, 8)[:1], 1, text="ωψ").ids == [["0"]]
         assert "no row of" in warnings() and "has the words 'ωψ'" in warnings()
 
     def test_with_words_exact_stays_exact(self, tmp_path):

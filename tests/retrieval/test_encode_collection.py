@@ -317,6 +317,16 @@ class TestUpdate:
         assert state(tmp_path / "it") == state(tmp_path / "whole")
         assert Collection.open(tmp_path / "it").version > version
 
+    def test_a_sync_with_row_numbers_as_ids_warns(self, tmp_path, warnings):
+        rows = [{"id": number, "text": f"text {number}"} for number in range(3)]
+        encode(tmp_path / "numbers", rows)
+        sync(tmp_path / "named", [{"id": f"sku {number}", "text": "x"} for number in range(3)])
+        assert warnings() == ""
+        sync(tmp_path / "numbers", rows[1:])
+        assert warnings() == ""
+        sync(tmp_path / "numbers", rows)
+        assert "the ids are row numbers" in warnings() and "--id-column" in warnings()
+
     def test_without_sync_nothing_is_removed(self, tmp_path):
         encode(tmp_path / "it")
         assert encode(tmp_path / "it", changed_rows()[3:]).changes == Changes(4, 2, 0, 15, 0, 6)

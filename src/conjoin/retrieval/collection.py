@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -319,6 +320,7 @@ class Collection:
         return as_result(results)
 
     def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
+        words = " ".join(dict.fromkeys(unicodedata.normalize(form, words) for form in ("NFC", "NFD")))
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()

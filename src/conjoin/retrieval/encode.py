@@ -5,6 +5,7 @@ and `merge_insert("id")` the changed ones, and the tag `published` moves at the 
 fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import timedelta
@@ -57,6 +58,7 @@ from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import differences
 
+logger = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
@@ -134,6 +136,11 @@ def _encoded(
     while True:
         start, ids, chunk = next(chunks, (0, [], []))
         known.see(ids, start)
+        if options.sync and start == 0 and len(ids) > 1 and ids == [str(number) for number in range(len(ids))]:
+            logger.warning(
+                "the ids are row numbers: a row that is added or removed changes all rows after it; name a column of ids "
+                "(--id-column)"
+            )
         own = slice(rank * size, (rank + 1) * size)
         parts = encode_rows(start + own.start, ids[own], chunk[own], known, encoder, options)
         if world_size == 1:
