@@ -138,7 +138,7 @@ def _encoded(
         known.see(ids, start)
         if options.sync and start == 0 and len(ids) > 1 and ids == [str(number) for number in range(len(ids))]:
             logger.warning(
-                "the ids are row numbers: a row that is added or removed changes all rows after it; name a column of ids "
+                "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
                 "(--id-column)"
             )
         own = slice(rank * size, (rank + 1) * size)
