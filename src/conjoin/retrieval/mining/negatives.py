@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -35,7 +34,7 @@ MINED_SCHEMA = pa.schema(
 class MinedNegatives(Mapping[str, list[str]]):
     """From the id of an anchor to the ids of its hard negatives, best rank first.
 
-    The ids are kept once each and the lists as numbers, so that millions of anchors fit in memory.
+    The lists stay in Arrow, each id once, so that millions of anchors fit in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,14 +49,11 @@ class MinedNegatives(Mapping[str, list[str]]):
             raise ValueError(f"{str(path)!r} is not a file of mined negatives ({error}); {_REMEDY}") from error
         if table.column_names != ["id", "negatives"]:
             raise ValueError(f"{str(path)!r} has the columns {table.column_names}, expected {MINED_SCHEMA.names}")
-        lists = table["negatives"].unify_dictionaries().combine_chunks()
-        self._offsets = lists.offsets.to_numpy()
-        self._codes = lists.values.indices.to_numpy()
-        self._names: list[str] = lists.values.dictionary.to_pylist()
+        self._lists = table["negatives"].unify_dictionaries().combine_chunks()
         self._rows = {id_: row for row, id_ in enumerate(table["id"].to_pylist())}
 
     def __getitem__(self, anchor: str) -> list[str]:
-        return [self._names[code] for code in self._codes_of(anchor).tolist()]
+        return list(self._lists[self._rows[anchor]].as_py())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -79,13 +75,9 @@ class MinedNegatives(Mapping[str, list[str]]):
         """
         if n < 0:
             raise ValueError(f"n must be at least 0, got {n}")
-        codes = self._codes_of(anchor)
-        order = torch.randperm(len(codes), generator=generator)[:n]
-        return [self._names[code] for code in codes[order.numpy()].tolist()]
-
-    def _codes_of(self, anchor: str) -> np.ndarray:
-        row = self._rows[anchor]
-        return self._codes[self._offsets[row] : self._offsets[row + 1]]
+        negatives = self[anchor]
+        order = torch.randperm(len(negatives), generator=generator)[:n]
+        return [negatives[index] for index in order.tolist()]
 
 
 def load_mined(path: str | Path) -> MinedNegatives:
