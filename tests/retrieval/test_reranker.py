@@ -145,9 +145,3 @@ class MeanBrightness(Brightness):
 class Averages(Brightness):
     def predict(self, inputs, batch_size, show_progress_bar, activation_fn=None, prompt=None):
         return [np.asarray(candidate["image"], float).mean() for _, candidate in inputs]
-
-
-def test_a_benchmark_without_a_ranking_refuses_it(own_export, text_reranker, tmp_path, capsys):
-    words = ["evaluate", str(own_export[0]), "--benchmark", "emoji", "--out", str(tmp_path)]
-    assert main([*words, "--rerank", str(text_reranker)]) == 2
-    assert "--benchmark emoji takes no --rerank; these do: mbeir, merit" in capsys.readouterr().err
