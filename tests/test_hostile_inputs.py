@@ -10,7 +10,6 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -262,10 +261,8 @@ def test_the_endpoint(searcher, folder):
 
 @pytest.mark.slow
 def test_the_app(searcher, folder):
-    loaded = Future()
-    loaded.set_result([searcher])
-    page = SearchPage(loaded, searcher.limits)
-    assert is_inert(page.describe()) and is_inert(columns_html(page.filters.columns))
+    page = SearchPage([searcher], searcher.limits)
+    assert is_inert(page.describe()) and is_inert(columns_html(page.columns))
     queries = [(hostile, "a", hostile.value, 3, "") for hostile in images()]
     queries += [(hostile._replace(allowed=EITHER), hostile.value, None, 3, "") for hostile in texts()]
     queries += [(hostile._replace(allowed=EITHER), "a", None, 3, hostile.value) for hostile in texts()]
@@ -277,8 +274,8 @@ def test_the_app(searcher, folder):
         _, text, data, k, where = by_input[id(hostile)]
         if data is not None:
             (folder / "upload.png").write_bytes(data)
-        files = None if data is None else [(str(folder / "upload.png"), None)]
-        (shown,), code, query = page.search(Asked(text, files, k, where))
+        files = [] if data is None else [str(folder / "upload.png")]
+        (shown,), code, query = page.search(Asked({"text": text, "files": files}, k, where=where))
         assert is_inert(shown), shown[:300]
         if query is None:
             is_blank = not text.strip() and 'class="cj-card"' in shown  # rows of the collection

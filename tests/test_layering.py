@@ -80,3 +80,12 @@ def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():
         source = path.read_text(encoding="utf-8")
         found = re.findall(r"^\s*from\s+\.(\S+)\s+import|^\s*import\s+\.(\S+)\s*$", source, flags=re.MULTILINE)
         assert {(1, "".join(names)) for names in found} == imported
+
+
+def test_the_drawing_of_the_rooms_is_of_today(monkeypatch):
+    monkeypatch.syspath_prepend(SOURCE.parents[1] / "docs/.site")
+    import architecture
+
+    assert architecture.TARGET.read_text(encoding="utf-8") == architecture.draw(LAYERS), (
+        "run: python docs/.site/architecture.py"
+    )

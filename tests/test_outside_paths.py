@@ -141,7 +141,7 @@ def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
     hit = {"rank": 1, "score": 1.0, "id": "a", "row": collection.rows(["a"])[0]}
     folders = picture_folders(collection.uri)
     page = write_search_page("a", [hit], folder / "page.html", folders=folders).read_text()
-    app = results_html("title", [Found(**hit)], 1.0, folders=folders)
+    app = results_html("title", "1 result", [Found(**hit)], folders)
     for shown in (page, app):
         assert ("data:image" in shown, "outside of the collection" in shown) == (allowed, not allowed)
     words = ["push", collection.uri, "me/photos", "--keep-pictures", "9", "--dry-run"]

@@ -6,7 +6,7 @@ import io
 from PIL import Image
 
 from conjoin.serving import Limits
-from conjoin.serving.app import FILTERS, Asked
+from conjoin.serving.app import Asked
 
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 LIMITS = Limits(items=4, images=2, image_bytes=20_000, image_pixels=10_000, text_characters=200, results=10)
@@ -22,6 +22,11 @@ def uri(data, kind="png"):
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def asked(text, images=None, k=3):
-    """What a browser sends for a search: the values of all components."""
-    return [*Asked(text, images, k, "")[:-1], *[[]] * FILTERS]
+def asked(text="", files=(), k=3, **more):
+    """What a visitor asks for."""
+    return Asked({"text": text, "files": [*files]}, k=k, **more)
+
+
+def sent(text, files=(), k=3):
+    """What a browser sends for a search of the collection of `conftest.py`: the values of all components."""
+    return [{"text": text, "files": [*files]}, k, *Asked()[2:-1], []]

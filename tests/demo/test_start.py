@@ -2,6 +2,9 @@
 
 import csv
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import datasets
 import pytest
@@ -11,7 +14,7 @@ from PIL import Image
 from conjoin.cli.main import main
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.demo.products import find_products
-from conjoin.demo.start import PUBLIC_MODEL, choose_model, describe, start_commands
+from conjoin.demo.start import PUBLIC_MODEL, check_table, choose_model, start_commands
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval import Collection
 
@@ -25,12 +28,6 @@ GERMAN = {
     "Nr": ["007", "008", "008", "009"],
     "Beschreibung": ["Eine Lampe.", "Eine Lampe, klein.", "Ein Stuhl.", "Eine Vase."],
 }
-
-
-def test_a_column_with_a_name_of_the_collection_is_said_and_not_kept(shop):
-    products = find_products(shop({**GERMAN, "text": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
-    assert products.text == "Titel" and {"text", "picture"} <= {*products.others}
-    assert not {"text", "picture"} & {*products.keep}
 
 
 @pytest.fixture
@@ -53,14 +50,29 @@ def shop(tmp_path, monkeypatch):
 
 def test_a_german_table(shop):
     found = find_products(shop(GERMAN))
-    assert (found.rows, found.image, found.text, found.id, found.group) == (4, "Bild", "Titel", "Artikelnr", "Modell")
-    assert found.numbers == {"Preis": (":decimal-comma", 899, 1299, 1, [])}
-    assert found.choices == {"Kategorie": ["Deko", "Licht", "Sitzen"], "Nr": ["007", "008", "009"]}
-    assert found.others == {"Beschreibung": "Eine Lampe."}
+    assert (found.image, found.text, found.id, found.group) == ("Bild", "Titel", "Artikelnr", "Modell")
+    assert found.keep == ["Modell", "Preis:decimal-comma", "Kategorie", "Nr"]
+    lines = "\n".join(found.lines)
+    assert "Preis: 899 to 1,299, read as Preis:decimal-comma, blank in 1 rows" in lines
+    assert "Kategorie: Deko, Licht, Sitzen" in lines and "Nr: 007, 008, 009" in lines
+    assert "not kept    Beschreibung ('Eine Lampe.')" in lines
+    assert (
+        "4 rows, 1 of which cannot be used and are skipped\n  skipped     1, such as row 3 (id 'A-4'): image" in lines
+    )
     found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
-    assert found.others["Preis"] == "auf Anfrage" and not found.numbers
-    (problem,) = found.unusable
-    assert "row 3 (id 'A-4')" in problem and "fehlt.png': no such file" in problem
+    assert "Preis ('auf Anfrage')" in found.lines[-2] and found.keep == ["Modell", "Kategorie", "Nr"]
+    found = find_products("katalog.csv", keep=["Preis:decimal-comma", "Beschreibung"])
+    assert found.keep == ["Modell", "Preis:decimal-comma", "Beschreibung"]
+    assert "not kept    Kategorie ('Licht'), Nr ('007')" in "\n".join(found.lines)
+    found = find_products(shop({**GERMAN, "text": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
+    assert found.text == "Titel" and not {"text", "picture"} & {*found.keep}, "names of the collection's own"
+
+
+def test_rows_that_cannot_be_used_are_counted_by_reason(shop):
+    pictures = ["bilder/0.png", "", "bilder/a.png", "bilder/b.png", ""]
+    lines = find_products(shop({"image": pictures, "title": [f"a lamp {n}" for n in range(5)]})).lines
+    assert lines[0] == "5 rows, 4 of which cannot be used and are skipped"
+    assert [line[:31] for line in lines[1:3]] == [f"  skipped     2, such as row {n} " for n in (1, 2)]
 
 
 def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
@@ -73,9 +85,9 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
     }
     found = find_products(shop(columns, separator=","))
     assert (found.image, found.text, found.id, found.group) == ("z", "y", "u", None)
-    assert found.numbers == {"x": (":number", 7, 8, 0, []), "v": (":number", 3, 1299, 0, [])}
+    assert found.keep == ["x:number", "v:number"] and "v: 3 to 1,299, read as v:number" in "\n".join(found.lines)
     found = find_products("katalog.csv", text_column="u", id_column="")
-    assert (found.text, found.id, found.others) == ("u", "", {"y": "an oak chair"})
+    assert (found.text, found.id) == ("u", "") and "y ('an oak chair')" in found.lines[-2]
 
 
 def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_path):
@@ -83,11 +95,23 @@ def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_pat
         '{"name": "a", "cost": 1.5, "tags": ["x"]}\n{"name": "b", "cost": 3, "tags": []}\n'
     )
     found = find_products("a.jsonl")
-    assert (found.text, found.keep, found.others) == ("name", ["cost"], {"tags": ""})
+    assert (found.text, found.keep) == ("name", ["cost"]) and "not kept    tags" in found.lines[-2]
     pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "n": [3, 9]})
     pictures.cast_column("pic", datasets.Image()).to_parquet(tmp_path / "a.parquet")
     found = find_products("a.parquet")
     assert (found.image, found.only, found.id, found.keep) == ("pic", "image", "n", [])
+
+
+def test_a_folder_of_pictures(shop, own_export, capsys):
+    (folder,) = {path.parent for path in Path.cwd().rglob("*.png")}
+    found = find_products(str(folder))
+    assert (found.image, found.id, found.only, found.keep) == ("file_name", "id", "image", [])
+    assert main(["start", str(folder), "--model", str(own_export[0]), "--no-app"]) == 0
+    assert Collection("runs/bilder").ids == ["0.png", "1.png", "2.png"]
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"a lamp, number {number}")
+    found = find_products(str(folder))
+    assert (found.image, found.text, found.only) == ("file_name", "text", None)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +132,26 @@ def test_what_is_wrong_with_a_table(shop, columns, options, problem):
         find_products(shop(columns), **options)
 
 
-def test_what_is_no_table(shop, tmp_path):
-    for path, problem in (("bilder", "is a folder; expected a CSV"), ("gone.csv", "does not exist; expected a CSV")):
-        with pytest.raises(FileNotFoundError, match=problem):
-            find_products(path)
-    (tmp_path / "a.xlsx").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"neither a folder nor one of the file kinds \.csv"):
-        find_products("a.xlsx")
+@pytest.mark.parametrize(
+    ("table", "text", "problem"),
+    [
+        ("gone.csv", None, "does not exist; expected a CSV"),
+        ("a.xlsx", "PK", "is of another kind; expected a CSV"),
+        ("a.csv", "title,price\n", "is empty: it has no rows"),
+        ("a.csv", "title,price\na,b,c\n", "cannot be read: line 2 has 3 fields, the header 2"),
+    ],
+)
+def test_a_wrong_table_is_named_before_torch_is_imported(tmp_path, table, text, problem):
+    if text is not None:
+        (tmp_path / table).write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=problem):
+        check_table(str(tmp_path / table))
+
+
+def test_a_table_is_checked_without_torch():
+    code = "import sys, conjoin.demo.start as start; start.check_table(sys.argv[1]); print('torch' in sys.modules)"
+    run = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_only_what_there_is_is_encoded(shop, monkeypatch):
@@ -141,7 +178,7 @@ def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_e
     assert main(shlex.split(encode)) == 0
     assert "0 rows added, 0 replaced, 0 removed, 3 unchanged; 0 encoded" in capsys.readouterr().out
     shop({name: values[:1] for name, values in GERMAN.items()} | {"Preis": ["5 €"]})
-    monkeypatch.setattr("conjoin.demo.start.has_app", lambda: True)
+    monkeypatch.setattr("conjoin.cli.start.find_spec", lambda name: True)
     opened = []
     monkeypatch.setattr("conjoin.cli.app.run", lambda args: opened.append((args.collections, args.model)))
     assert main(["start", "katalog.csv"]) == 0  # the model of the collection
@@ -153,7 +190,7 @@ def test_the_default_model(tmp_path, monkeypatch):
     """A public one if a hub answers, else the sample's towers."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr("conjoin.demo.start.check_model", lambda name: None)
+        patch.setattr("conjoin.hub.load.check_model", lambda name: None)
         assert choose_model(str(tmp_path / "out"))[0] == PUBLIC_MODEL
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -169,7 +206,7 @@ def test_a_few_repeated_ids_and_prices_that_are_none(shop):
         "price": ["$1,299.00", "N/A", "$3", "-", "n/a", "5", "6", "7", "8", "9", "on request", "11"],
     }
     found = find_products(shop(columns, separator=","))
-    assert (found.id, found.rows, found.keep) == ("sku", 12, ["price:number"])
-    assert found.unusable == ["row 11: the id 'A3' occurs twice, in lines 5 and 13; the first is kept"]
-    lines = "\n".join(describe(found))
+    assert (found.id, found.keep) == ("sku", ["price:number"])
+    lines = "\n".join(found.lines)
+    assert "1, such as row 11: the id 'A3' occurs twice, in lines 5 and 13; the first is kept" in lines
     assert "price: 3 to 1,299, read as price:number, blank in 3 rows, 1 are no numbers, such as 'on request'" in lines

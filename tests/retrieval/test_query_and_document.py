@@ -98,10 +98,11 @@ def test_the_app_and_the_endpoint(options, prompted, collection):
 
     searcher = Searcher.load(collection, device="cpu", **options)
     wanted = ranked(prompted[1], prompt=options.get("prompt"))
-    same([[hit._asdict() for hit in hits] for hits in searcher.search(QUERIES, 6)], wanted)
+    same([[vars(hit) for hit in hits] for hits in searcher.search(QUERIES, 6, hybrid=False)], wanted)
     client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1")
-    same(client.post("/search", json={"items": QUERIES, "k": 6}).json()["results"], wanted)
-    given = client.post("/search", json={"items": QUERIES, "k": 6, "prompt": "zzz "}).json()["results"]
+    body = {"items": QUERIES, "k": 6, "hybrid": False}
+    same(client.post("/search", json=body).json()["results"], wanted)
+    given = client.post("/search", json={**body, "prompt": "zzz "}).json()["results"]
     same(given, ranked(prompted[1], prompt="zzz "))
     for role, encode in (("document", prompted[1].encode_document), (None, prompted[1].encode)):
         answer = client.post("/embed", json={"items": QUERIES, "role": role}).json()

@@ -1,4 +1,5 @@
 import io
+import re
 import struct
 import zlib
 from dataclasses import replace
@@ -9,26 +10,21 @@ from PIL.PngImagePlugin import PngImageFile
 
 from conjoin.processing.item_images import load_image
 from conjoin.serving import ItemError, Limits
-from conjoin.serving.limits import TooLargeError, read_items, read_picture
+from conjoin.serving.limits import TooLargeError, check_where, read_items, read_picture
 from tiny_serving import LIMITS, png, uri
 
 
 def test_texts_are_never_files(tmp_path, monkeypatch):
     (tmp_path / "secret.png").write_bytes(png())
     monkeypatch.chdir(tmp_path)
-    assert read_items(["secret.png", {"text": "secret.png"}], LIMITS).items == [{"text": "secret.png"}] * 2
+    assert read_items([("secret.png", [])], LIMITS) == [{"text": "secret.png"}]
 
 
 def test_images_and_texts_become_items():
-    (both, several, places), pixels = read_items(
-        [
-            {"image": uri(png("red")), "text": "in green"},
-            {"image": [uri(png("red")), uri(png("blue"))]},
-            {"image": [uri(png("red")), uri(png("blue"))], "text": "like <image> with <image>"},
-        ],
-        LIMITS,
+    red, blue = uri(png("red")), uri(png("blue"))
+    both, several, places = read_items(
+        [("in green", [red]), (None, [red, blue]), ("like <image> with <image>", [red, blue])], LIMITS
     )
-    assert pixels == 5 * 64
     assert load_image(both["image"]).getpixel((0, 0)) == (255, 0, 0)
     assert both["text"] == "in green"
     assert [load_image(image).getpixel((0, 0)) for image in several["image"]] == [(255, 0, 0), (0, 0, 255)]
@@ -49,49 +45,76 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(secret)
 
 
 @pytest.mark.parametrize(
-    ("value", "problem"),
+    ("text", "images", "problem"),
     [
-        (7, "got a number"),
-        (None, "got null"),
-        ([], "got a list"),
-        ({}, "neither text nor image"),
-        ({"text": "a", "path": "/etc/passwd"}, "unknown keys"),
-        ({"text": 5}, '"text" must be a string'),
-        ("  ", "empty or only white space"),
-        ("a" * 201, "201 characters; the limit is 200"),
-        ("\ud800", "lone surrogate"),
-        ({"image": "/etc/passwd"}, "files are not opened"),
-        ({"image": "file:///etc/passwd"}, "files are not opened"),
-        ({"image": {"path": "/etc/passwd"}}, "files are not opened"),
-        ({"image": ["data:text/html;base64,aGk="]}, "files are not opened"),
-        ({"image": "https://example.org/a.png"}, "URLs are not fetched unless you allow it"),
-        ({"image": uri(b"hello")}, "this is no image"),
-        ({"image": uri(EPS)}, "this is no image"),
-        ({"image": uri(b"")}, "the file is empty"),
-        ({"image": uri(png())[:-9] + "!"}, "not valid base64"),
-        ({"image": uri(bomb())}, "the limit is 10,000 pixels"),
-        ({"image": uri(png(size=(101, 100)))}, "101 x 100 pixels; the limit is 10,000 pixels"),
-        ({"image": uri(bytes(20_001))}, "20,001 bytes; the limit is 20,000"),
-        ({"image": uri(bytes(30_000))}, "over 20,000 bytes"),
-        ({"image": [uri(png())] * 3}, "3 images; the limit is 2"),
-        ({"image": [uri(png()), uri(b"hello")]}, "image 1: this is no image"),
-        ({"image": uri(png()), "text": "<image> and <image>"}, "2 placeholders"),
+        (None, [], "neither text nor image"),
+        ("  ", [], "empty or only white space"),
+        ("a" * 201, [], "201 characters; the limit is 200"),
+        ("\ud800", [], "lone surrogate"),
+        (None, ["/etc/passwd"], "files are not opened"),
+        (None, ["file:///etc/passwd"], "files are not opened"),
+        (None, ["data:text/html;base64,aGk="], "files are not opened"),
+        (None, ["https://example.org/a.png"], "URLs are not fetched unless you allow it"),
+        (None, [uri(b"hello")], "this is no image"),
+        (None, [uri(EPS)], "this is no image"),
+        (None, [uri(b"")], "the file is empty"),
+        (None, [uri(png())[:-9] + "!"], "not valid base64"),
+        (None, [uri(bomb())], "1000000000 pixels"),
+        (None, [uri(png(size=(101, 100)))], "101 x 100 pixels; the limit is 10,000 pixels"),
+        (None, [uri(bytes(20_001))], "20,001 bytes; the limit is 20,000"),
+        (None, [uri(bytes(30_000))], "over 20,000 bytes"),
+        (None, [uri(png())] * 3, "3 images; the limit is 2"),
+        (None, [uri(png()), uri(b"hello")], "image 1: this is no image"),
+        ("<image> and <image>", [uri(png())], "2 placeholders"),
     ],
 )
-def test_an_item_that_cannot_be_used_is_named(value, problem, monkeypatch):
+def test_an_item_that_cannot_be_used_is_named(text, images, problem, monkeypatch):
     monkeypatch.delenv("CONJOIN_ALLOW_URLS", raising=False)
     with pytest.raises(ItemError, match=r"^item 1: ") as caught:
-        read_items(["fine", value], LIMITS)
+        read_items([("fine", []), (text, images)], LIMITS)
     assert caught.value.item == 1
     assert problem in caught.value.problem
 
 
-def test_requests_without_items_and_with_too_many():
-    for values in ("text", None, {}, []):
-        with pytest.raises(ValueError, match="at least one item"):
-            read_items(values, LIMITS)
-    with pytest.raises(ValueError, match="5 items; the limit is 4"):
-        read_items(["a"] * 5, LIMITS)
+@pytest.mark.parametrize("count", [0, 5])
+def test_requests_without_items_and_with_too_many(count):
+    with pytest.raises(ValueError, match=f"{count} items; expected 1 to 4"):
+        read_items([("a", [])] * count, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "price < 50 and (kind = 'shoes (new)' or kind in ('a', 'b')) and not (day is null)",
+        "lower(text) like '%it''s (a) --%' and `odd name` >= 2 and length(text) > 3",
+        "cast(price as double) / (2 + 1) > 1 and day > date '2025-01-01'",
+    ],
+)
+def test_a_condition_may_compare_and_call_what_is_cheap(where):
+    assert check_where(where, Limits()) == where
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("length(repeat('x',2000000000))>1", "calls 'repeat'"),
+        ("array_length(range(0,1000000000))>1", "calls 'array_length'"),
+        ("length(lpad(text,2000000000,'x'))>1", "calls 'lpad'"),
+        ("levenshtein (text,id)>0", "calls 'levenshtein'"),
+        ("length(\"repeat\"('x',2000000000))>1", "calls '\"repeat\"'"),
+        ("length(`repeat`('x',2000000000))>1", "calls '`repeat`'"),
+        ("length(repeat/**/('x',2000000000))>1", "has no place"),
+        ("length(repeat--\n('x',2000000000))>1", "has no place"),
+        ("text = E'\\'' || repeat('x',2000000000) || ''", "has no place"),
+        ("text = $$'$$ || repeat('x',2000000000)", "has no place"),
+        ("text = 'a", "has no place"),
+        ("1=1; drop table x", "has no place"),
+        ("1+" * 500 + "1 = price", "has 1,009 characters"),
+    ],
+)
+def test_a_condition_may_not_call_what_takes_gigabytes(where, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        check_where(where, Limits())
 
 
 def test_images_are_upright_and_only_pixels():
@@ -108,11 +131,6 @@ def test_pixels_of_a_request_are_bounded_before_an_image_is_decoded(monkeypatch)
     limits = replace(LIMITS, request_pixels=30_000)
     image = uri(png(size=(100, 100)))
     monkeypatch.setattr(PngImageFile, "load", lambda image: pytest.fail("an image was decoded"))
-    assert read_items([{"image": [image, image]}, {"image": image}], limits).pixels == 30_000
+    assert len(read_items([(None, [image, image]), (None, [image])], limits)) == 2
     with pytest.raises(TooLargeError, match=r"the 4 images of the request have 40,000 pixels.*the limit is 30,000"):
-        read_items([{"image": [image, image]}] * 2, limits)
-
-
-def test_limits_are_positive():
-    with pytest.raises(ValueError, match="the limit items must be a positive integer, got 0"):
-        Limits(items=0)
+        read_items([(None, [image, image])] * 2, limits)

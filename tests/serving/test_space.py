@@ -9,7 +9,7 @@ from conjoin.retrieval import Collection, encode_collection, load_encoder
 from conjoin.retrieval.pictures import read_picture
 from conjoin.serving.searcher import Searcher
 from conjoin.serving.space import SPACE, space_upload
-from conjoin.serving.why import NotExplainedError, explain_result
+from conjoin.serving.why import explain_result
 from tiny_serving import png
 
 
@@ -78,9 +78,9 @@ def test_a_query_and_a_result_are_explained_by_an_image_and_a_text(folder):
     image = Image.new("RGB", (9, 9), "red")
     assert explain_result(searcher, None, [image], row).count("<figure>") == 2
     assert explain_result(searcher, "a thing", [image], row).count("<figure>") == 4
-    with pytest.raises(NotExplainedError, match="compares an image with a text"):
+    with pytest.raises(match="compares an image with a text"):
         explain_result(searcher, None, [image], {"image": row["image"]})
-    with pytest.raises(NotExplainedError, match="no such pair"):
+    with pytest.raises(match="no such pair"):
         explain_result(searcher, "a thing", [], {"text": "another"})
 
 

@@ -1,16 +1,10 @@
 """`conjoin app`: a page that searches a collection."""
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import MISSING, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conjoin.cli.options import RankingOptions, encoder_options, option
 from conjoin.cli.serve import ServingOptions, check_collection
-
-if TYPE_CHECKING:
-    from conjoin.serving.searcher import Searcher
 
 
 @dataclass(kw_only=True)
@@ -54,10 +48,19 @@ def run(options: Options) -> None:
     if not 1 <= options.k <= limits.results:
         raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {options.k}")
 
+    from conjoin.retrieval import open_collection
+    from conjoin.retrieval.search import check_column
     from conjoin.serving.app import PageOptions, make_app
     from conjoin.serving.http import print_line, run_server
+    from conjoin.serving.searcher import Searcher
 
-    loaded: Future[list[Searcher]] = Future()
+    for uri in collections:
+        for column in filter(None, (options.title_column, options.group_by)):
+            check_column(open_collection(uri), column)
+    how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
+    searchers = [Searcher.load(uri, model, limits, **how) for uri, model in zip(collections, models, strict=True)]
+    for hidden in filter(None, dict.fromkeys(searcher.hidden_pictures for searcher in searchers)):
+        print_line(hidden)
     page = PageOptions(
         k=options.k,
         title_column=options.title_column,
@@ -65,32 +68,4 @@ def run(options: Options) -> None:
         weights=dict(options.weight),
         min_score=options.min_score,
     )
-    app = make_app(loaded, len(collections), limits=limits, host=options.host, options=page)
-
-    def load(url: str, stop: Callable[[], None]) -> None:
-        try:
-            from conjoin.retrieval import open_collection
-            from conjoin.retrieval.search import check_column
-            from conjoin.serving.searcher import Searcher
-
-            for uri in collections:
-                for column in filter(None, (options.title_column, options.group_by)):
-                    check_column(open_collection(uri), column)
-            how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
-            searchers = [
-                Searcher.load(uri, model, limits, **how) for uri, model in zip(collections, models, strict=True)
-            ]
-            loaded.set_result(searchers)
-            print_line("the model is loaded")
-            for hidden in filter(None, dict.fromkeys(searcher.hidden_pictures for searcher in searchers)):
-                print_line(hidden)
-        except BaseException as error:
-            loaded.set_exception(error)
-            stop()
-
-    def start(url: str, stop: Callable[[], None]) -> None:
-        threading.Thread(target=load, args=(url, stop), daemon=True).start()
-
-    run_server(app, options.host, options.port, start)
-    if loaded.done():
-        loaded.result()  # raises what went wrong
+    run_server(make_app(searchers, limits=limits, host=options.host, options=page), options.host, options.port)

@@ -1,6 +1,5 @@
 """`conjoin serve`: embeddings and search over HTTP; and the options that `conjoin app` shares."""
 
-import os
 import signal
 import threading
 from dataclasses import MISSING, dataclass, field
@@ -63,10 +62,10 @@ class Options(ServingOptions):
         api_key_file: Keys, one in each line: requests need one of them, as `Authorization: Bearer KEY` or `X-API-Key:
             KEY`.
         cors: Sites whose pages may ask, as https://example.org.
-        max_connections: Connections at one time.
+        max_connections: Requests at one time.
         grace: When it is terminated (SIGTERM), seconds to answer what is in flight.
         watch: Serve a new version of the collection within a second of its publication; without it, SIGHUP does so.
-        access_log: Write a line of JSON to stdout for each request.
+        access_log: Write a line to stdout for each request.
 
     Example:
         conjoin serve runs/photos; conjoin serve --model runs/demo/model
@@ -90,7 +89,7 @@ def run(options: Options) -> None:
         raise ValueError("there is nothing to serve: pass COLLECTION, --model or both")
     if options.collection is not None:
         check_collection(options.collection)
-    limits = options.limits(items=options.max_items)
+    limits = options.limits(items=options.max_items, requests=options.max_connections)
     keys: list[str] = []
     if options.api_key_file is not None:
         lines = Path(options.api_key_file).read_text(encoding="utf-8").splitlines()
@@ -101,7 +100,7 @@ def run(options: Options) -> None:
                 "gives"
             )
 
-    from conjoin.serving.http import Stopping, missing, run_server
+    from conjoin.serving.http import missing, run_server
 
     try:
         from conjoin.serving.endpoint import make_endpoint
@@ -112,20 +111,16 @@ def run(options: Options) -> None:
     how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
     searcher = Searcher.load(options.collection, options.model, limits, **how)
     _watch(searcher, options.watch)
-    stopping = Stopping(options.grace, searcher.batcher.stop)
-    app = make_endpoint(searcher, options.host, keys=keys, origins=options.cors, stopping=stopping)
+    app = make_endpoint(searcher, options.host, keys=keys, origins=options.cors)
     run_server(
         app,
         options.host,
         options.port,
-        stopping=stopping,
-        connections=options.max_connections,
+        grace=options.grace,
+        on_late=searcher.batcher.stop,
         access_log=options.access_log,
         is_open=not keys,
     )
-    searcher.batcher.stop()
-    if not searcher.batcher.has_ended(1):
-        os._exit(0)  # the interpreter cannot end while the model computes; all requests are answered
 
 
 def _watch(searcher: "Searcher", always: bool) -> None:

@@ -1,6 +1,9 @@
 """`conjoin start`: from a table of products to the search app."""
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from conjoin.cli.options import ImageOptions
@@ -15,7 +18,7 @@ class Options(ImageOptions):
     TABLE: only what is new is encoded.
 
     Args:
-        table: A CSV, TSV, JSONL or Parquet file, a row for each product.
+        table: A CSV, TSV, JSONL or Parquet file, a row for each product; or a folder of pictures.
         model: Folder or Hub name of a model (default: that of --out if it is there, else a CLIP model from the Hub,
             else "sample", the towers of the embedded sample).
         out: The collection (default: runs/NAME of TABLE).
@@ -23,7 +26,9 @@ class Options(ImageOptions):
         image_column: Column of the pictures, when it is not guessed right.
         text_column: Column of the titles, when it is not guessed right.
         id_column: Column of the ids, when it is not guessed right; "" for row numbers.
-        pooling: Literal["mean", "cls", "last"] | None = None
+        keep: Columns for filters and results, in place of those that are guessed; price:number and
+            price:decimal-comma as for `conjoin encode`.
+        pooling: Of a bare checkpoint, as for `conjoin encode`.
         preset: Of an MLLM, as for `conjoin encode`.
 
     Example:
@@ -37,6 +42,7 @@ class Options(ImageOptions):
     image_column: str | None = None
     text_column: str | None = None
     id_column: str | None = None
+    keep: list[str] = field(default_factory=list)
     pooling: Literal["mean", "cls", "last"] | None = None
     preset: str | None = None
 
@@ -44,20 +50,26 @@ class Options(ImageOptions):
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.cli.main import run_command
-    from conjoin.demo.products import find_products
-    from conjoin.demo.start import ABOUT, choose_model, command_line, default_out, describe, has_app, start_commands
+    from conjoin.demo.start import ABOUT, check_table, choose_model, start_commands
 
-    products = find_products(options.table, options.image_column, options.text_column, options.id_column)
-    print(f"{options.table}: " + "\n".join(describe(products)))
-    out = options.out or default_out(options.table)
+    check_table(options.table)
+    from conjoin.demo.products import find_products
+
+    columns = options.image_column, options.text_column, options.id_column
+    products = find_products(options.table, *columns, options.keep)
+    print(f"{options.table}: " + "\n".join(products.lines))
+    out = options.out or f"runs/{Path(options.table).resolve().name.partition('.')[0]}"
     model, reason = choose_model(out, options.model)
     print(f"Model: {model}, {reason}.", ABOUT.get(model, ""))
-    loading = {"--pooling": options.pooling, "--preset": options.preset}
-    steps = start_commands(options.table, products, out, model, loading)
+    steps = start_commands(
+        options.table, products, out, model, {"--pooling": options.pooling, "--preset": options.preset}
+    )
+    has_app = find_spec("gradio") is not None
     for number, words in enumerate(steps, 1):
-        if number == len(steps) and (options.no_app or not has_app()):
-            needs = "" if has_app() else ', which needs pip install "conjoin[app]"'
-            print(f"\nThe app{needs}:\n{command_line(words)}")
+        line = shlex.join(["conjoin", *words])
+        if number == len(steps) and (options.no_app or not has_app):
+            needs = "" if has_app else ', which needs pip install "conjoin[app]"'
+            print(f"\nThe app{needs}:\n{line}")
             return
-        print(f"\n{number}/{len(steps)}  {command_line(words)}", flush=True)
+        print(f"\n{number}/{len(steps)}  {line}", flush=True)
         run_command(words)

@@ -88,16 +88,12 @@ def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metr
 
 @torch.inference_mode()
 def _embed(model: Any, features: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Unit vectors `(N, d)` of each view of cached features, without the padding that no text of a batch needs."""
+    """Unit vectors `(N, d)` of each view of cached features."""
     from conjoin.trainers import collate_features
 
     batches: list[torch.Tensor] = []
     for start in range(0, len(features), 128):
         pairs = collate_features([features[row] for row in range(start, min(start + 128, len(features)))])["pairs"]
-        words = int(pairs["attention_mask"].any(0).nonzero().max()) + 1
-        pairs["text_features"] = pairs["text_features"][:, : words + 1]  # the first is the global token
-        for name in ("attention_mask", "special_tokens_mask"):
-            pairs[name] = pairs[name][:, :words]
         pairs = {name: value.to(model.device) for name, value in pairs.items()}
         batches.append(model.eval()(**pairs, views=VIEWS).embeddings.float().cpu().unflatten(0, (len(VIEWS), -1)))
     return dict(zip(VIEWS, torch.cat(batches, dim=1), strict=True))

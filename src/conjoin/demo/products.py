@@ -1,9 +1,10 @@
 """What a table of products holds: which columns are the pictures, the titles, the ids, the prices, the categories."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import datasets
 
@@ -40,129 +41,105 @@ _GROUPS = (
 _PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
 _CODE = re.compile(r"0\d+|\d{10,}")
 _OFTEN, _MOST = 0.5, 0.8
-
-
-class Numbers(NamedTuple):
-    """A column of numbers.
-
-    Attributes:
-        kind: What `--keep` writes behind its name.
-        least: The least.
-        greatest: The greatest.
-        blank: In how many rows there is none.
-        odd: Texts that are no numbers, which are not kept.
-    """
-
-    kind: str
-    least: float
-    greatest: float
-    blank: int = 0
-    odd: Sequence[str] = ()
+_SHOWN = 6
 
 
 class Products(NamedTuple):
     """What a table of products holds.
 
     Attributes:
-        rows: How many it has.
         image: The column of the pictures; None without one.
         text: The column of the titles; None without one.
         id: The column of the ids; "" for row numbers.
         group: A column with one value for all rows of a product; None without one.
-        numbers: Columns of numbers, prices first.
-        choices: Columns of few texts, with these.
-        others: The remaining columns, with a value that is no number if there is one.
-        unusable: Why some rows cannot be used.
+        keep: The columns for `--keep`.
+        lines: On what was found, for people.
     """
 
-    rows: int
     image: str | None
     text: str | None
     id: str
     group: str | None
-    numbers: Mapping[str, Numbers]
-    choices: Mapping[str, Sequence[str]]
-    others: Mapping[str, str]
-    unusable: Sequence[str]
+    keep: Sequence[str]
+    lines: Sequence[str]
 
     @property
-    def keep(self) -> list[str]:
-        """The columns for `--keep`."""
-        numbers = [name + column.kind for name, column in self.numbers.items()]
-        return [*([self.group] if self.group else []), *numbers, *self.choices]
-
-    @property
-    def only(self) -> str | None:
+    def only(self) -> Literal["image", "text"] | None:
         """The part of a row that there is, for `--only`; None for both."""
         return "text" if self.image is None else "image" if self.text is None else None
 
 
 def find_products(
-    table: str, image_column: str | None = None, text_column: str | None = None, id_column: str | None = None
+    table: str,
+    image_column: str | None = None,
+    text_column: str | None = None,
+    id_column: str | None = None,
+    keep: Sequence[str] = (),
 ) -> Products:
-    """Look at a table of products, and guess its columns by their values and names.
+    """Look at a table of products or a folder of pictures, and guess its columns by their values and names.
 
     Args:
-        table: A CSV, TSV, JSON-lines or Parquet file.
+        table: A CSV, TSV, JSON-lines or Parquet file, or a folder.
         image_column: Of the pictures, to guess nothing.
         text_column: Of the titles, likewise.
         id_column: Of the ids, likewise; "" for row numbers.
+        keep: Columns to keep beside that of the products, in place of those of numbers and of few texts.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no table, has no rows, no such column, neither pictures nor titles, or no row that can be
             used.
     """
-    if not Path(table).is_file():
-        what = "is a folder" if Path(table).is_dir() else "does not exist"
-        raise FileNotFoundError(
-            f"{table!r} {what}; expected a CSV, TSV, JSONL or Parquet file, a row for each product"
-        )
-    dataset: Any = undecoded(open_source(Path(table), "train", False)[0])
+    try:
+        dataset: Any = undecoded(open_source(Path(table), "train", False)[0])
+    except ValueError:
+        if not Path(table).is_dir():
+            raise
+        dataset = open_source(Path(table), "train", False, captions=False)[0]
+    if Path(table).is_dir() and id_column is None and "id" in dataset.column_names:
+        id_column = "id"  # the name of the picture, which may have spaces
     require_columns((image_column, text_column, id_column), dataset.column_names)
     columns = _Columns(dataset)
-    image, text = image_column or columns.image(), text_column or columns.title()
+    image = columns.take(image_column or columns.image())
+    text = columns.take(text_column or columns.title())
     if image is None and text is None:
         raise ValueError(
             f"{table!r}: none of its columns {', '.join(map(repr, dataset.column_names))} holds pictures (paths such "
             "as images/1.jpg, or URLs) or titles (texts of several words); name one by --image-column or --text-column"
         )
-    columns.take(image, text)
-    id_ = columns.id() if id_column is None else id_column
-    columns.take(id_)
+    id_ = columns.take(columns.id() if id_column is None else id_column) or ""
     unkept = [name for name in columns.free if name in (*OWN_COLUMNS, TEXT, "image")]  # names of the collection's own
-    columns.take(*unkept)
-    group = columns.named(_GROUPS, columns.repeats)
-    columns.take(group)
-    numbers = columns.numbers()
-    columns.take(*numbers)
-    choices = columns.choices()
-    columns.take(*choices)
-    others = {name: columns.example(name) for name in (*unkept, *columns.free)}
-    products = Products(len(dataset), image, text, id_, group, numbers, choices, others, ())
-    return products._replace(unusable=_unusable(table, products))
-
-
-def _unusable(table: str, products: Products) -> list[str]:
-    """Why some rows cannot be used.
-
-    Raises:
-        ValueError: None can be used.
-    """
-    only: Any = products.only
+    columns.free = [name for name in columns.free if name not in unkept]
+    group = columns.take(columns.named(_GROUPS, columns.repeats))
+    numbers, choices = columns.numbers(), columns.choices()
+    kept = [*dict.fromkeys([*([group] if group else []), *(keep or [*numbers, *choices])])]
+    found = Products(image, text, id_, group, kept, ())
     pairs: Any = load_pairs(
-        table,
-        image_column=products.image,
-        text_column=products.text,
-        id_column=products.id,
-        only=only,
-        on_error="skip",
-        keep=products.keep,
+        table, image_column=image, text_column=text, id_column=id_, only=found.only, on_error="skip", keep=kept
     )
     problems = [problem for problem in pairs["problem"] if problem is not None]
     if len(problems) == len(pairs):
         raise ValueError(f"none of the {len(pairs)} rows of {table!r} can be used: {problems[0]}")
-    return problems
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for problem in problems:
+        by_reason[re.sub(r"'[^']*'|\d+", "", problem.partition(": ")[2])].append(problem)
+    plain = {name.partition(":")[0] for name in kept}
+    described = {name.partition(":")[0]: line for name, line in (numbers | choices).items()}
+    others = [name for name in (*unkept, *described, *columns.free) if name not in plain]
+    shown = [f"{name} ({columns.example(name)!r:.40})" for name in others]
+    lines = [
+        f"{len(dataset):,} rows"
+        + (f", {len(problems):,} of which cannot be used and are skipped" if problems else ""),
+        *(f"  skipped     {len(some):,}, such as {some[0]}" for some in by_reason.values()),
+        f"  pictures    {image or 'none'}",
+        f"  titles      {text or 'none'}",
+        f"  ids         {id_ or 'row numbers, as no column has a value of its own in each row'}",
+        *([f"  products    {group}: the app shows one row of each"] if group else []),
+        *(line for name, line in described.items() if name in plain),
+        *([f"  not kept    {', '.join(shown)}"] if shown else []),
+        "A wrong guess: --image-column, --text-column, --id-column, --keep.",
+    ]
+    return found._replace(lines=lines)
 
 
 class _Columns:
@@ -178,9 +155,10 @@ class _Columns:
             if is_text(feature)
         }
 
-    def take(self, *names: str | None) -> None:
-        """Give columns a role."""
-        self.free = [name for name in self.free if name not in names]
+    def take(self, name: str | None) -> str | None:
+        """Give a column a role."""
+        self.free = [free for free in self.free if free != name]
+        return name
 
     def named(self, names: Sequence[str], fits: Callable[[str], object]) -> str | None:
         """The first of some names, in any case, that a column has and that fits."""
@@ -190,15 +168,6 @@ class _Columns:
     def image(self) -> str | None:
         """The column of the pictures."""
         return self.named(COMMON_COLUMNS["image"], self._is_image) or next(filter(self._is_image, self.free), None)
-
-    def title(self) -> str | None:
-        """The column of the titles."""
-        named = self.named((*_TITLES, *COMMON_COLUMNS["text"]), self.texts.get)
-        return named or next(filter(self._is_title, self.free), None)
-
-    def id(self) -> str:
-        """The column of the ids."""
-        return self.named(_IDS, self._is_id) or next(filter(self._is_id, self.free), "")
 
     def _is_image(self, name: str) -> bool:
         """Whether most values are paths or URLs of pictures, or the column holds pictures."""
@@ -210,10 +179,19 @@ class _Columns:
         known = name.lower() in COMMON_COLUMNS["image"]
         return _share(values, lambda value: _is_picture(value) or (known and is_url(value))) > _OFTEN
 
-    def _is_title(self, name: str) -> bool:
-        """Whether most values are several words, and most differ."""
-        values = self.texts.get(name, ())
-        return _share(values, lambda value: " " in value) > _OFTEN and len({*values}) > _OFTEN * len(values)
+    def title(self) -> str | None:
+        """The column of the titles: by its name, else most values are several words, and most differ."""
+        for name in self.free:
+            values = self.texts.get(name, ())
+            if _share(values, lambda value: " " in value) > _OFTEN and len({*values}) > _OFTEN * len(values):
+                break
+        else:
+            name = ""
+        return self.named((*_TITLES, *COMMON_COLUMNS["text"]), self.texts.get) or name or None
+
+    def id(self) -> str | None:
+        """The column of the ids."""
+        return self.named(_IDS, self._is_id) or next(filter(self._is_id, self.free), None)
 
     def _is_id(self, name: str) -> bool:
         """Whether each row has a value of its own, without spaces; of a name such as `sku`, all but a few rows."""
@@ -231,28 +209,35 @@ class _Columns:
         values = self.first[name][:]
         return 1 < len({*values}) < len(values)
 
-    def numbers(self) -> dict[str, Numbers]:
-        """The columns of numbers, prices first."""
-        numbers = {}
+    def numbers(self) -> dict[str, str]:
+        """Take the columns of numbers, prices first; each as `--keep` takes it, with a line on it."""
+        lines = {}
         for name in sorted(self.free, key=lambda name: _PRICE.search(name) is None):
             feature: Any = self.dataset.features[name]
             kind, values, odd = _as_numbers(self.texts.get(name, ()))
             if isinstance(feature, datasets.Value) and re.match("u?int|float", feature.dtype):
                 values = [value for value in self.first[name][:] if value is not None and value == value]
             if len({*values}) > 1:
+                line = f"  numbers     {name}: {min(values):,g} to {max(values):,g}"
+                line += f", read as {name}{kind}" if kind else ""
                 blank = len(self.first) - len(values) - len(odd)
-                numbers[name] = Numbers(kind, min(values), max(values), blank, odd)
-        return numbers
+                line += f", blank in {blank:,} rows" if blank else ""
+                line += f", {len(odd):,} are no numbers, such as {odd[0]!r:.40}" if odd else ""
+                lines[name + kind] = line
+                self.take(name)
+        return lines
 
-    def choices(self) -> dict[str, Sequence[str]]:
-        """The columns with few, short texts."""
-        choices: dict[str, Sequence[str]] = {}
-        for name in (name for name in self.free if len({*self.texts.get(name, ())}) > 1):
+    def choices(self) -> dict[str, str]:
+        """Take the columns with few, short texts; each with a line on it."""
+        lines = {}
+        for name in [name for name in self.free if len({*self.texts.get(name, ())}) > 1]:
             column = self.first.select_columns(name).with_format("arrow")[:][name]
             values = describe_column(name, column, is_whole=True).values
             if values is not None:
-                choices[name] = values
-        return choices
+                more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+                lines[name] = f"  categories  {name}: {', '.join(values[:_SHOWN])}{more}"
+                self.take(name)
+        return lines
 
     def example(self, name: str) -> str:
         """A value of a column of texts, one that is no number if there is any."""

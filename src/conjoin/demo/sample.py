@@ -18,7 +18,6 @@ from conjoin.evaluation import (
     Results,
     Shown,
     evaluate_cells,
-    format_table,
     make_report,
     picture,
 )
@@ -73,14 +72,12 @@ def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], reci
     say("3/4  Searching")
     _encode_gallery(encoder, rows[1], out)
     examples = _examples(scores, rows[1], seed)
-    _print_examples(examples)
 
     say("4/4  Results")
     results = _results(trainer, scores, examples)
     if recipe is None:
         folder = out / "baselines"
         results.tables.append(compare_models(trainer, encoder.processor, rows, results, flags, folder))
-    print("\n\n".join(map(format_table, results.tables[:2])))
     return results
 
 
@@ -112,13 +109,6 @@ def _examples(scores: Sequence[CellScores], candidates: datasets.Dataset, seed: 
     return examples
 
 
-def _print_examples(examples: list[Example]) -> None:
-    for example in examples:
-        asked = example.query.text or "a picture"
-        hits = ", ".join(("*" if hit.correct else "") + str(hit.item.text) for hit in example.results[:3])
-        print(f"  {example.title:22s} {asked:28.28s} → {hits}   (correct: rank {example.rank or 'beyond'})")
-
-
 def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: list[Example]) -> Results:
     log = trainer.state.log_history
     losses = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
@@ -130,14 +120,13 @@ def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: 
         )
     }
     model = trainer.encoder
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     test = len(scores[0].ids)
     results = make_report(TASK, scores)
     results.title, results.summary = TITLE, SUMMARY.format(steps=trainer.state.max_steps, test=test)
     results.model = {
         "architecture": type(model).__name__,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "trained parameters": trained,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "trained parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
         "dimension": model.config.hidden_size,
     }
     results.dataset = {
@@ -151,7 +140,8 @@ def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: 
         "batch size": trainer.args.per_device_train_batch_size,
         "learning rate": trainer.args.learning_rate,
     }
-    results.curves = [Curve("Training loss", {"training": losses}), Curve("Validation R@10, %", validation)]
+    searched = f"Validation R@10 among {len(trainer.eval_dataset):,} pictures, %"
+    results.curves = [Curve("Training loss", {"training": losses}), Curve(searched, validation)]
     results.examples = examples
     results.examples_note = f"Drawn at random with seed {trainer.args.seed}, not chosen."
     results.created = date.today().isoformat()

@@ -1,18 +1,16 @@
 """`conjoin start`: from a table of products to the search app, by commands that each stand alone."""
 
 import os
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from conjoin.constants import SAMPLE_MODEL
-from conjoin.data.row_images import ALLOW_ROOTS
-from conjoin.demo.products import Products
-from conjoin.hub.load import check_model
-from conjoin.processing.item_images import ALLOW_URLS
-from conjoin.retrieval.collection_table import open_table, read_metadata
+from conjoin.data.csv_files import csv_rows
+
+if TYPE_CHECKING:
+    from conjoin.demo.products import Products
 
 PUBLIC_MODEL = "openai/clip-vit-base-patch32"
 ABOUT = {
@@ -20,8 +18,29 @@ ABOUT = {
     SAMPLE_MODEL: "It is two small towers from pip. It compares words (English best) with titles, "
     "and pictures with pictures: words find no picture by what it shows. --model names one that does, such as CLIP.",
 }
-_SHOWN = 6
-_LONGEST = 30
+EXPECTED = "expected a CSV, TSV, JSONL or Parquet file, a row for each product, or a folder of pictures"
+
+
+def check_table(table: str) -> None:
+    """Find out whether a table can be read before anything is imported that takes seconds.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: It is of another kind, or a line of a CSV file is at fault.
+    """
+    path = Path(table)
+    if not path.exists():
+        raise FileNotFoundError(f"{table!r} does not exist; {EXPECTED}")
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    if not path.is_dir() and kind not in (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"):
+        raise ValueError(f"{table!r} is of another kind; {EXPECTED}")
+    if kind in (".csv", ".tsv") and not path.is_dir():
+        try:
+            is_empty = sum(1 for _ in csv_rows(path)) < 2
+        except ValueError as error:
+            raise ValueError(f"{table!r} cannot be read: {error}") from error
+        if is_empty:
+            raise ValueError(f"{table!r} is empty: it has no rows")
 
 
 def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
@@ -34,6 +53,9 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
     Returns:
         Its name, and the reason.
     """
+    from conjoin.hub.load import check_model
+    from conjoin.retrieval.collection_table import open_table, read_metadata
+
     if model is not None:
         return model, "as asked for"
     try:
@@ -48,7 +70,7 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
 
 
 def start_commands(
-    table: str, products: Products, out: str, model: str, loading: Mapping[str, str | None] = MappingProxyType({})
+    table: str, products: "Products", out: str, model: str, loading: Mapping[str, str | None] = MappingProxyType({})
 ) -> list[list[str]]:
     """The commands that encode a table and open the app, as words behind `conjoin`.
 
@@ -59,6 +81,9 @@ def start_commands(
         model: Its name.
         loading: Options that its loading needs, by flag; the app reads them from the collection.
     """
+    from conjoin.data.row_images import ALLOW_ROOTS
+    from conjoin.processing.item_images import ALLOW_URLS
+
     encode = ["encode", model, table, "--out", out]
     for option, value in (
         *loading.items(),
@@ -78,43 +103,3 @@ def start_commands(
     app = ["app", out, "--model", model]
     app += ["--group-by", products.group] if products.group else []
     return [encode, app]
-
-
-def command_line(words: Sequence[str]) -> str:
-    """A command as a shell takes it."""
-    return shlex.join(["conjoin", *words])
-
-
-def describe(products: Products) -> Iterator[str]:
-    """Lines on what a table holds, for people."""
-    skipped = len(products.unusable)
-    yield f"{products.rows:,} rows" + (f", {skipped:,} of which cannot be used and are skipped" if skipped else "")
-    for problem in products.unusable[:_SHOWN]:
-        yield f"  skipped     {problem}"
-    yield f"  pictures    {products.image or 'none'}"
-    yield f"  titles      {products.text or 'none'}"
-    yield f"  ids         {products.id or 'row numbers, as no column has a value of its own in each row'}"
-    if products.group:
-        yield f"  products    {products.group}: the app shows one row of each"
-    for name, column in products.numbers.items():
-        read = f", read as {name}{column.kind}" if column.kind else ""
-        blank = f", blank in {column.blank:,} rows" if column.blank else ""
-        odd = f", {len(column.odd):,} are no numbers, such as {column.odd[0]!r:.40}" if column.odd else ""
-        yield f"  numbers     {name}: {column.least:,g} to {column.greatest:,g}{read}{blank}{odd}"
-    for name, values in products.choices.items():
-        more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
-        yield f"  categories  {name}: {', '.join(values[:_SHOWN])}{more}"
-    if products.others:
-        shown = (f"{name} ({value[:_LONGEST]!r})" if value else name for name, value in products.others.items())
-        yield f"  not kept    {', '.join(shown)}"
-    yield "A wrong guess: --image-column, --text-column, --id-column."
-
-
-def default_out(table: str) -> str:
-    """The collection of a table, unless another is named."""
-    return f"runs/{Path(table).name.partition('.')[0]}"
-
-
-def has_app() -> bool:
-    """Whether the packages of the app are installed."""
-    return find_spec("gradio") is not None

@@ -251,8 +251,8 @@ class Collection:
             vectors: Of the queries `(Q, D)`, L2-normalised.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
-            text: Words to find as well, for all queries or one text for each: the rankings by vectors and by words
-                (BM25) are fused by reciprocal rank, and the scores are those of the fusion.
+            text: Words to find as well, for all queries or one text for each ("" for none): the rankings by vectors
+                and by words (BM25) are fused by reciprocal rank, and the scores are those of the fusion.
             exact: Compare with every vector, also where there is an index.
 
         Returns:
@@ -312,7 +312,7 @@ class Collection:
         results = []
         for near, words in zip(self.search(queries, depth, where=where, exact=exact).ids, texts, strict=True):
             scores: dict[str, float] = {}
-            for ranking in (near, self._with_words(words, depth, where)):
+            for ranking in (near, self._with_words(words, depth, where) if words else []):
                 for rank, id_ in enumerate(ranking, 1):
                     scores[id_] = scores.get(id_, 0.0) + 1 / (_RANK_CONSTANT + rank)
             best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]

@@ -4,18 +4,16 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conjoin.serving.batching import BusyError
-from conjoin.serving.columns import Column, condition
-from conjoin.serving.html import CLICK, NOTHING, STYLE, Face, browse_html, columns_html, message, results_html
-from conjoin.serving.http import LOCAL, UploadRoom, missing, protect
-from conjoin.serving.limits import Limits, Picture, check_results, check_where, count_pixels, make_item, read_picture
+from conjoin.serving.columns import condition
+from conjoin.serving.html import CLICK, NOTHING, STYLE, columns_html, message, results_html
+from conjoin.serving.http import LOCAL, Gate, missing
+from conjoin.serving.limits import Limits, check_pixels, check_where, make_item, read_picture
 from conjoin.serving.snippet import python_code
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 FILTERS = 4
 """Columns with few values that get a list to choose from."""
 
-START = "Write a text, add an image, or both. Choose a result to see what it shares with the query."
+START = "Write a text, add images, or both. Choose a result to see what it shares with the query."
 _FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", "Arial", "sans-serif"]
 _MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 
@@ -33,56 +31,36 @@ class Asked(NamedTuple):
     """What a visitor asks for: the values of the components of the page, in their order.
 
     Attributes:
-        text: Of the query.
-        files: Its images.
+        query: Its `"text"` and its image `"files"`.
         k: Results.
-        where: A condition.
-        least: Of the column with the sliders.
+        least: Of the column of numbers.
         most: Likewise.
+        where: A condition.
         image_weight: Of the query's image; without any weight, the model embeds image and text together.
         text_weight: Of its text.
         min_score: Results with a lower score are left out.
+        hybrid: Whether the words of the text are searched too.
         chosen: Values of each column that has a list of them.
     """
 
-    text: str | None = None
-    files: Sequence[Any] | None = None
-    k: float = 12
-    where: str | None = None
+    query: Mapping[str, Any] | None = None
+    k: int = 12
     least: float | None = None
     most: float | None = None
+    where: str | None = None
     image_weight: float | None = None
     text_weight: float | None = None
     min_score: float | None = None
+    hybrid: bool = True
     chosen: Sequence[Sequence[str] | None] = ()
-
-    @property
-    def weights(self) -> dict[str, float] | None:
-        """The weights of the parts; None without any."""
-        weights = {"image": self.image_weight, "text": self.text_weight}
-        return {part: weight for part, weight in weights.items() if weight is not None} or None
 
 
 class Query(NamedTuple):
     """The last query of a session, and what each collection found."""
 
     text: str | None
-    pictures: list[Picture]
+    images: list[Any]
     found: "list[list[Found]]"
-
-
-class Filters(NamedTuple):
-    """What a visitor may filter by.
-
-    Attributes:
-        columns: Those that a condition may name.
-        choices: Columns with few values, and these.
-        number: A column of numbers, such as prices, and its least and greatest, without decimals; None without one.
-    """
-
-    columns: list[Column]
-    choices: list[tuple[str, list[str]]]
-    number: tuple[str, float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +86,7 @@ class SearchPage:
     """What the page does, without the page.
 
     Args:
-        searchers: One or two; a future, so that the page answers before the models are loaded.
+        searchers: One or two.
         limits: What is accepted.
         options: What is shown.
         is_local: Whether only this machine sees the page, so that it may name folders.
@@ -116,166 +94,105 @@ class SearchPage:
 
     def __init__(
         self,
-        searchers: "Future[list[Searcher]]",
+        searchers: "Sequence[Searcher]",
         limits: Limits,
         options: PageOptions = PageOptions(),
         is_local: bool = True,
     ) -> None:
-        self._searchers, self.limits = searchers, limits
-        self.options, self.is_local = options, is_local
-        self.first = Asked(
-            k=options.k,
-            image_weight=options.weights.get("image"),
-            text_weight=options.weights.get("text"),
-            min_score=options.min_score,
-        )
-
-    @property
-    def searchers(self) -> "list[Searcher]":
-        """The searchers, once they are loaded."""
-        return self._searchers.result()
-
-    @cached_property
-    def filters(self) -> Filters:
-        """The filters for a visitor: the columns that all collections have."""
-        first, *others = [searcher.columns for searcher in self.searchers]
-        shared = [column for column in first if all(column.name in [other.name for other in some] for some in others)]
-        choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
-        ends = ((column.name, *column.ends) for column in shared if column.ends and column.name != "id")
-        numbers = [(name, least // 1, -(-most // 1)) for name, least, most in ends if least < most]
-        return Filters(shared, choices[:FILTERS], next(iter(numbers), None))
+        self.searchers, self.limits, self.options, self.is_local = searchers, limits, options, is_local
+        first, *others = [searcher.columns for searcher in searchers]
+        self.columns = [
+            column for column in first if all(column.name in {each.name for each in some} for some in others)
+        ]
+        self.choices = [(column.name, column.values) for column in self.columns if len(column.values or ()) > 1][
+            :FILTERS
+        ]
+        numbers = ((column.name, *column.ends) for column in self.columns if column.ends and column.name != "id")
+        self.number = next((each for each in numbers if each[1] < each[2]), None)
+        weights = options.weights.get("image"), options.weights.get("text")
+        self.first = Asked(None, options.k, None, None, "", *weights, options.min_score)
 
     def describe(self) -> str:
         """Lines on the collections, as HTML."""
-        shown = []
-        for searcher in self.searchers:
-            rows = 0 if searcher.collection is None else len(searcher.collection)
-            shown.append(f"{searcher.model_name}: {rows:,} rows")
+        shown = [f"{each.model_name}: {len(each.collection or ()):,} rows" for each in self.searchers]
         hidden = {searcher.hidden_pictures for searcher in self.searchers if self.is_local}
         return "".join(map(message, [" · ".join(shown), *sorted(filter(None, hidden))]))
 
-    def search(self, asked: Asked) -> tuple[list[str], str, Query | None]:
+    def search(self, asked: Asked, offset: int = 0) -> tuple[list[str], str, Query | None]:
         """Search; returns the results of each collection as HTML, the code, and the query.
 
-        Without a text or an image it shows rows that fulfil the filter. What is asked while the models are loaded
-        waits for them, and imports nothing: two threads that import packages in circles fail.
+        Without a text or an image it shows rows that fulfil the filter.
         """
-        searchers = self.searchers
-        from conjoin.serving.searcher import Ranking
-
         try:
-            k = int(asked.k) if isinstance(asked.k, float) and asked.k.is_integer() else asked.k
-            k, where = check_results(k, self.limits), self._where(asked)
-            if not asked.files and not (asked.text and asked.text.strip()):
-                return self._browse(k, where), "", None
-            query, item, names = self._read(asked.text, asked.files)
-            ranking = Ranking(None, asked.weights, self.options.group_by)
-            pixels = count_pixels(query.pictures, self.limits)
-            results, times = [], []
-            for searcher in searchers:
-                started = time.perf_counter()
-                results.append(searcher.search([item], k, where, ranking, pictures=True, pixels=pixels)[0])
-                times.append(1000 * (time.perf_counter() - started))
+            return self._search(asked, offset)
         except (ValueError, BusyError) as error:
-            problem = message(_sentence(str(error)), "error")
-            return [problem, *[""] * (len(searchers) - 1)], "", None
-        query = query._replace(found=[_above(hits, asked.min_score) for hits in results])
-        given = {name: value for name, value in ranking._asdict().items() if value is not None}
-        codes = [
-            python_code(each.source, each.encoder.name, query.text, names, k, where, *each.code_options(names, given))
-            for each in searchers
-        ]
-        return self._results(query.found, results, times), "\n".join(codes), query
+            text = str(error).removeprefix("item 0: ").removeprefix("the item: ")
+            return [message(text[:1].upper() + text[1:], "error"), *[""] * (len(self.searchers) - 1)], "", None
 
-    def _results(self, shown: "list[list[Found]]", results: "list[list[Found]]", times: Sequence[float]) -> list[str]:
-        """The results of each collection as HTML.
-
-        Args:
-            shown: Those to show.
-            results: Also those below the least score.
-            times: Milliseconds that each search took.
-        """
-        from conjoin.retrieval.pictures import picture_folders
-
-        shared = None
-        if len(shown) > 1:
-            shared = len(set.intersection(*({hit.id for hit in hits} for hits in shown)))
-        pages = []
-        for index, (hits, every, spent) in enumerate(zip(shown, results, times, strict=True)):
-            nothing = f"Nothing similar was found: the best score is {every[0].score:.4f}." if every else NOTHING
-            folders = picture_folders(self.searchers[index].source)
-            pages.append(results_html(self.title(index), hits, spent, shared, folders, self._face, nothing))
-        return pages
-
-    def _browse(self, k: int, where: str | None) -> list[str]:
-        """Rows of each collection as HTML."""
-        from conjoin.retrieval.pictures import picture_folders
-
-        pages = []
-        for index, searcher in enumerate(self.searchers):
-            rows = searcher.browse(k, where, self.options.group_by)
-            pages.append(browse_html(self.title(index), START, rows, picture_folders(searcher.source), self._face))
-        return pages
-
-    @property
-    def _face(self) -> Face:
-        number = self.filters.number
-        return Face(self.options.title_column, None if number is None else number[0])
-
-    def _where(self, asked: Asked) -> str | None:
-        """The condition that all filters together are; sliders at their ends filter nothing."""
-        choices = {
-            name: list(values or ()) for (name, _), values in zip(self.filters.choices, asked.chosen, strict=False)
+    def _search(self, asked: Asked, offset: int) -> tuple[list[str], str, Query | None]:
+        given = asked.query or {}
+        text, k, group_by = (given.get("text") or "").strip() or None, asked.k, self.options.group_by
+        chosen = zip((name for name, _ in self.choices), asked.chosen, strict=False)
+        ranges = {self.number[0]: (asked.least, asked.most)} if self.number else {}
+        where = condition(dict(chosen), ranges, check_where(asked.where or "", self.limits))
+        paths = [Path(path) for path in given.get("files") or ()]
+        if text is None and not paths:
+            found = [searcher.browse(k, where, group_by, offset) for searcher in self.searchers]
+            return [self._html(index, START, hits) for index, hits in enumerate(found)], "", None
+        pictures = [read_picture(path.read_bytes(), f"the file {path.name!r}", self.limits) for path in paths]
+        check_pixels(pictures, self.limits)
+        item = make_item(text, pictures, self.limits)
+        weights = {"image": asked.image_weight, "text": asked.text_weight}
+        how: dict[str, Any] = {
+            "where": where,
+            "weights": {part: weight for part, weight in weights.items() if weight is not None} or None,
+            "group_by": group_by,
+            "min_score": asked.min_score,
         }
-        ranges: dict[str, tuple[float | None, float | None]] = {}
-        if self.filters.number is not None:
-            name, least, most = self.filters.number
-            low = None if asked.least is None or asked.least <= least else _plain(asked.least)
-            ranges[name] = low, None if asked.most is None or asked.most >= most else _plain(asked.most)
-        return condition(choices, check_where(asked.where or "", self.limits), ranges)
+        hybrid = None if asked.hybrid else False
+        found, lines, codes = [], [], []
+        for searcher in self.searchers:
+            words = searcher.words([item], hybrid, how["weights"], asked.min_score)
+            started = time.perf_counter()
+            hits = searcher.search([item], k, offset=offset, hybrid=hybrid, pictures=True, **how)[0]
+            found.append(hits)
+            lines.append(f"{len(hits)} results in {1000 * (time.perf_counter() - started):.0f} ms")
+            arguments = {"k": offset + k, "text": words and words[0], **how}
+            codes.append(python_code(searcher, text, [path.name for path in paths], arguments))
+        if len(found) > 1:
+            lines[0] += f" · {len(set.intersection(*({hit.id for hit in hits} for hits in found)))} found by both"
+        pages = [self._html(index, lines[index], hits, asked.min_score) for index, hits in enumerate(found)]
+        return pages, "\n".join(codes), Query(text, [picture.source for picture in pictures], found)
+
+    def _html(self, index: int, line: str, hits: "Sequence[Found]", min_score: float | None = None) -> str:
+        """The results of a collection as HTML, below a line on them."""
+        from conjoin.retrieval.pictures import picture_folders
+
+        searcher = self.searchers[index]
+        title = searcher.model_name if len(self.searchers) == 1 else f"{'AB'[index]}: {searcher.model_name}"
+        number, folders = self.number and self.number[0], picture_folders(searcher.source)
+        nothing = NOTHING if min_score is None else f"Nothing similar was found: no score reaches {min_score:g}."
+        return results_html(title, line, hits, folders, self.options.title_column, number, nothing)
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
         from conjoin.evaluation.report.search_page import row_title
-        from conjoin.serving.why import NotExplainedError, explain_result
+        from conjoin.serving.why import explain_result
 
-        hits = [] if query is None else query.found[side]
-        if query is None or not isinstance(rank, int) or not 1 <= rank <= len(hits):
+        hit = next((hit for hit in query.found[side] if hit.rank == rank), None) if query else None
+        if query is None or hit is None:
             return message("Search first, then choose a result.")
-        hit = hits[rank - 1]
         try:
-            images = [picture.source for picture in query.pictures]
-            shared = explain_result(self.searchers[side], query.text, images, hit.row)
-        except NotExplainedError as error:
+            shared = explain_result(self.searchers[side], query.text, query.images, hit.row)
+        except ValueError as error:
             return message(str(error))
-        name = row_title(hit.row, hit.id, self.options.title_column)
-        return message(f"Result {rank}, score {hit.score:.4f}: {name}") + shared
-
-    def title(self, index: int) -> str:
-        """Return the name of a searcher that the page shows."""
-        searcher = self.searchers[index]
-        return searcher.model_name if len(self.searchers) == 1 else f"{'AB'[index]}: {searcher.model_name}"
-
-    def _read(self, text: str | None, files: Sequence[Any] | None) -> tuple[Query, Any, list[str]]:
-        """The query, the item, and the names of its files."""
-        paths = [Path(file[0] if isinstance(file, list | tuple) else file) for file in files or ()]
-        text = text.strip() or None if text else None
-        pictures = [self._picture(path) for path in paths]
-        return Query(text, pictures, []), make_item(text, pictures, self.limits), [path.name for path in paths]
-
-    def _picture(self, path: Path) -> Picture:
-        """An uploaded image; Gradio made sure that it was uploaded."""
-        size, name = path.stat().st_size, f"the file {path.name!r}"
-        if size > self.limits.image_bytes:
-            raise ValueError(f"{name}: {size:,} bytes; the limit is {self.limits.image_bytes:,}")
-        return read_picture(path.read_bytes(), name, self.limits)
+        return message(f"Result {rank}: {row_title(hit.row, hit.id, self.options.title_column)}") + shared
 
 
 def make_app(
-    searchers: "Future[list[Searcher]]",
-    sides: int = 1,
+    searchers: "Sequence[Searcher]",
     *,
-    limits: Limits | None = None,
+    limits: Limits = Limits(),
     host: str = LOCAL[0],
     options: PageOptions = PageOptions(),
 ) -> Any:  # noqa: ANN401 - a FastAPI application
@@ -284,19 +201,14 @@ def make_app(
     It loads nothing from the network, sends nothing to it, and serves no file but what its visitors uploaded.
 
     Args:
-        searchers: As many as `sides`, now or later.
-        sides: One collection, or two side by side.
+        searchers: One, or two that are shown side by side.
         limits: What is accepted.
         host: The address that it will listen at.
         options: What is shown.
 
     Raises:
         ImportError: Gradio is not installed.
-        ValueError: Neither one nor two sides.
     """
-    limits = limits or Limits()
-    if sides not in (1, 2):
-        raise ValueError(f"the app shows one collection, or two side by side, got {sides}")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     uploads = tempfile.TemporaryDirectory(prefix="conjoin-app-")
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
@@ -305,7 +217,7 @@ def make_app(
         from fastapi import FastAPI
     except ImportError as error:
         missing("app", error)
-    blocks = _blocks(SearchPage(searchers, limits, options, host in LOCAL), sides)
+    blocks = _blocks(SearchPage(searchers, limits, options, host in LOCAL))
     _accept_only_uploads(blocks, Path(uploads.name).resolve())
 
     @asynccontextmanager
@@ -314,8 +226,7 @@ def make_app(
             yield
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    protect(app, limits, host)
-    app.add_middleware(UploadRoom, folder=Path(uploads.name), most=limits.upload_bytes)
+    app.add_middleware(Gate, limits=limits, host=host)
     return gradio.mount_gradio_app(
         app,
         blocks,
@@ -330,30 +241,6 @@ def make_app(
         theme=gradio.themes.Default(primary_hue="blue", font=_FONT, font_mono=_MONO),
         css=STYLE,
     )
-
-
-class _Parts(NamedTuple):
-    """The components of the page; `asked` are those of `Asked`, with those of `chosen` behind."""
-
-    status: Any
-    asked: list[Any]
-    sliders: list[Any]
-    columns: Any
-    button: Any
-    clear: Any
-    results: list[Any]
-    why: Any
-    code: Any
-    last: Any
-
-
-def _blocks(page: SearchPage, sides: int) -> Any:  # noqa: ANN401 - gradio.Blocks
-    import gradio as gr
-
-    with gr.Blocks(title="conjoin search", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
-        parts = _lay_out(sides, page.limits.results, page.first)
-        _connect(page, parts, blocks)
-    return blocks.queue(max_size=256, default_concurrency_limit=16)
 
 
 def _accept_only_uploads(blocks: Any, root: Path) -> None:  # noqa: ANN401
@@ -373,120 +260,85 @@ def _accept_only_uploads(blocks: Any, root: Path) -> None:  # noqa: ANN401
         block.async_move_resource_to_block_cache = own
 
 
-def _lay_out(sides: int, most: int, first: Asked) -> _Parts:
+def _blocks(page: SearchPage) -> Any:  # noqa: ANN401 - gradio.Blocks
+    """The page: the query, the results under it, and what is needed less often folded."""
     import gradio as gr
 
-    gr.HTML("<h1>Search</h1>")
-    status = gr.HTML(message("The model is being loaded …"), elem_id="status")
-    with gr.Row():
-        with gr.Column(scale=1, min_width=300):
-            text = gr.Textbox(label="Text", placeholder="a red apple", autofocus=True, elem_id="text")
-            images = gr.Gallery(
-                label="Images",
-                type="filepath",
-                file_types=["image"],
-                sources=["upload", "clipboard"],
-                interactive=True,
-                columns=3,
-                height=180,
-                object_fit="contain",
-                buttons=[],
-                elem_id="images",
-            )
+    first = page.first
+    with gr.Blocks(title="conjoin search", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
+        gr.HTML('<a class="cj-skip" href="#results-0">Skip to the results</a><h1>Search</h1>')
+        gr.HTML(page.describe(), elem_id="status")
+        query = gr.MultimodalTextbox(
+            label="Text, images, or both",
+            placeholder="a red apple",
+            file_types=["image"],
+            file_count="multiple",
+            max_plain_text_length=page.limits.text_characters + 1,
+            autofocus=True,
+            elem_id="query",
+        )
+        lists: list[Any] = []
+        if page.choices:
+            name, values = page.choices[0]
+            lists.append(gr.CheckboxGroup(values, label=name, elem_id="chips"))
+        with gr.Accordion("Filter and ranking", open=False, elem_id="filter"):
             with gr.Row():
-                button = gr.Button("Search", variant="primary", elem_id="search")
-                clear = gr.Button("Clear all", elem_id="clear")
-            count = gr.Slider(1, most, first.k, step=1, label="Results", elem_id="count")
-            with gr.Accordion("Filter", open=False, elem_id="filter"):
-                lists = [gr.Dropdown(choices=[], multiselect=True, visible=False) for _ in range(FILTERS - 1)]
-                where = gr.Textbox(label="Condition", placeholder="price < 50 and kind = 'shoes'", elem_id="where")
-                columns = gr.HTML()
-            with gr.Accordion("Ranking", open=False, elem_id="ranking"):
+                lists += [gr.Dropdown(values, label=name, multiselect=True) for name, values in page.choices[1:]]
+                name, *ends = page.number or ("", 0, 0)
+                numbers = [
+                    gr.Number(label=f"{name} {word}", placeholder=f"{end:g}", visible=page.number is not None)
+                    for word, end in zip(("from", "to"), ends, strict=True)
+                ]
+            where = gr.Textbox(label="Condition", placeholder="price < 50 and kind = 'shoes'", elem_id="where")
+            gr.HTML(columns_html(page.columns))
+            with gr.Row():
                 weights = [
                     gr.Number(weight, label=f"Weight of the {part}", placeholder="as the model does")
                     for part, weight in (("image", first.image_weight), ("text", first.text_weight))
                 ]
                 least_score = gr.Number(first.min_score, label="Least score", placeholder="none")
-        with gr.Column(scale=3, min_width=320):
-            why = gr.HTML(elem_id="why")
-            chips = gr.CheckboxGroup(choices=[], visible=False, elem_id="chips")
-            with gr.Row():
-                sliders = [gr.Slider(visible=False, buttons=[]) for _ in range(2)]
-            with gr.Row():
-                results = [
-                    gr.HTML("" if index else message(START), js_on_load=CLICK, elem_id=f"results-{index}")
-                    for index in range(sides)
-                ]
-            with gr.Accordion("Copy as Python", open=False, elem_id="python"):
-                code = gr.Code(language="python", interactive=False, show_label=False)
-    ends = [gr.State(), gr.State()]  # a slider that has no column yet sends what is outside of that column's ends
-    asked = [text, images, count, where, *ends, *weights, least_score, chips, *lists]
-    return _Parts(status, asked, sliders, columns, button, clear, results, why, code, gr.State())
+                hybrid = gr.Checkbox(first.hybrid, label="Search the words too", elem_id="hybrid")
+                count = gr.Slider(1, page.limits.results, first.k, step=1, label="Results", elem_id="count")
+            clear = gr.Button("Clear all", elem_id="clear")
+        why = gr.HTML(elem_id="why")
+        with gr.Row():
+            sides = range(len(page.searchers))
+            results = [gr.HTML(js_on_load=CLICK, elem_id=f"results-{index}") for index in sides]
+        with gr.Row():
+            back, forward = gr.Button("Previous", elem_id="back"), gr.Button("Next", elem_id="forward")
+        with gr.Accordion("Copy as Python", open=False, elem_id="python"):
+            code = gr.Code(language="python", interactive=False, show_label=False)
+        last, offset = gr.State(), gr.State(0)
 
+        hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+        fixed = [query, count, *numbers, where, *weights, least_score, hybrid]
+        asked, shown = [*fixed, *lists], [*results, why, code, last, offset]
 
-def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN401 - gradio.Blocks
-    """Connect the events of the page with their functions."""
-    import gradio as gr
+        def show(start: float, *values: Any) -> list[Any]:  # noqa: ANN401 - what the components hold
+            begin = max(0, int(start))
+            pages, code, query = page.search(Asked._make([*values[: len(fixed)], values[len(fixed) :]]), begin)
+            return [*pages, "", code, query, begin]
 
-    hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-    fixed = len(Asked._fields) - 1
-    text, _, _, where, *ends = parts.asked[:6]
-    chosen = parts.asked[fixed:]
+        def start_again() -> list[Any]:
+            return [*first[: len(fixed)], *[[] for _ in lists], *page.search(first)[0], "", "", None, 0]
 
-    def describe() -> list[Any]:
-        filters = page.filters
-        lists = [gr.update(label=name, choices=values, visible=True) for name, values in filters.choices]
-        lists += [gr.skip()] * (FILTERS - len(lists))
-        return [page.describe(), columns_html(filters.columns), *lists, *_sliders(page)]
+        asks = [query.submit, where.submit, *(each.submit for each in (*numbers, *weights, least_score))]
+        asks += [hybrid.input, count.release, *(each.input for each in lists)]
+        gr.on(asks, lambda *values: show(0, *values), asked, shown, trigger_mode="always_last", **hidden)
+        for button, sign in ((back, -1), (forward, 1)):
+            button.click(
+                lambda start, *values, sign=sign: show(start + sign * values[1], *values),
+                [offset, *asked],
+                shown,
+                scroll_to_output=True,
+                **hidden,
+            )
+        clear.click(start_again, outputs=[*asked, *shown], **hidden)
+        blocks.load(start_again, outputs=[*asked, *shown], **hidden)  # a folded number without a value would become 0
+        for side, component in enumerate(results):
 
-    def search(*values: Any) -> list[Any]:  # noqa: ANN401 - what the components hold
-        pages, code, query = page.search(Asked._make([*values[:fixed], values[fixed:]]))
-        return [*pages, "", code, query]
+            def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
+                return page.why(query, side, event._data.get("rank") if isinstance(event._data, dict) else None)
 
-    def clear() -> list[Any]:
-        first = ["", None, page.first.k, "", None, None, *page.first[6:fixed], *[[] for _ in chosen]]
-        return [*first, *_sliders(page), *page.search(page.first)[0], "", "", None]
-
-    shown = [*parts.results, parts.why, parts.code, parts.last]
-    loaded = blocks.load(describe, outputs=[parts.status, parts.columns, *chosen, *parts.sliders], **hidden)
-    loaded.then(search, parts.asked, shown, **hidden)  # perhaps somebody has asked already
-    asks = [parts.button.click, text.submit, where.submit, *(some.input for some in chosen)]
-    gr.on(asks, search, parts.asked, shown, trigger_mode="always_last", **hidden)
-    for slider, end in zip(parts.sliders, ends, strict=True):
-        moved = slider.input(lambda value: value, slider, end, trigger_mode="always_last", **hidden)
-        moved.then(search, parts.asked, shown, **hidden)
-    parts.clear.click(clear, outputs=[*parts.asked, *parts.sliders, *shown], **hidden)
-    for side, component in enumerate(parts.results):
-
-        def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
-            return page.why(query, side, event._data.get("rank") if isinstance(event._data, dict) else None)
-
-        component.select(explain, parts.last, parts.why, scroll_to_output=True, concurrency_limit=1, **hidden)
-
-
-def _sliders(page: SearchPage) -> list[Any]:
-    """The sliders at the ends of the column of numbers, if there is one."""
-    import gradio as gr
-
-    if page.filters.number is None:
-        return [gr.skip(), gr.skip()]
-    name, least, most = page.filters.number
-    step = 1 if most - least > 10 or isinstance(least, int) else 0.01
-    ends: dict[str, Any] = {"minimum": least, "maximum": most, "step": step, "visible": True}
-    return [gr.update(label=f"{name} from", value=least, **ends), gr.update(label=f"{name} to", value=most, **ends)]
-
-
-def _plain(number: float) -> float:
-    """A number as a condition on a column of integers needs it, if it is one."""
-    return int(number) if number == int(number) else float(number)
-
-
-def _above(hits: "Sequence[Found]", least: float | None) -> "list[Found]":
-    """The results with at least a score."""
-    return [hit for hit in hits if least is None or hit.score >= least]
-
-
-def _sentence(text: str) -> str:
-    """A message of an error with a capital letter; those of items without the position."""
-    text = text.removeprefix("item 0: ").removeprefix("the item: ")
-    return text[:1].upper() + text[1:]
+            component.select(explain, last, why, scroll_to_output=True, concurrency_limit=1, **hidden)
+    return blocks.queue(max_size=256, default_concurrency_limit=16)

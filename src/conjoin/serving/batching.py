@@ -7,7 +7,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conjoin.serving.limits import ItemError, Limits
+from conjoin.serving.limits import ItemError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 class BusyError(RuntimeError):
-    """Too many items, or pixels of their images, wait for the model, or the server stops."""
+    """Too many items wait for the model, or the server stops."""
 
 
 class _Request(NamedTuple):
     items: Sequence[Any]
     prompt: str | None
-    pixels: int
     role: "Role | None"
     answer: "Future[np.ndarray]"
 
@@ -37,63 +36,48 @@ class MicroBatcher:
     Args:
         encoder: Its `batch_size` limits a forward pass.
         batch: Items taken together.
-        limits: How many items and pixels may wait; a request alone always may.
+        most: Items that may wait; a request alone always may.
     """
 
-    def __init__(self, encoder: "ItemEncoder", batch: int = 64, limits: Limits | None = None) -> None:
-        self.encoder, self.batch, self.limits = encoder, batch, limits or Limits()
+    def __init__(self, encoder: "ItemEncoder", batch: int = 64, most: int = 1024) -> None:
+        self.encoder, self.batch, self.most = encoder, batch, most
         self._requests: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._stopped = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="conjoin-batches", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="conjoin-batches", daemon=True).start()
 
-    def encode(
-        self, items: Sequence[Any], prompt: str | None = None, pixels: int = 0, role: "Role | None" = None
-    ) -> "np.ndarray":
-        """Encode the items of a request, whose images have so many pixels, into `(N, D)`; blocks until that is done.
+    def encode(self, items: Sequence[Any], prompt: str | None = None, role: "Role | None" = None) -> "np.ndarray":
+        """Encode the items of a request into `(N, D)`; blocks until that is done.
 
         Requests of one role share a forward pass.
 
         Raises:
-            BusyError: Too many items or pixels wait, or `stop` was called.
+            BusyError: Too many items wait, or `stop` was called.
             ItemError: An item cannot be used.
             ValueError: As `ItemEncoder.encode`.
         """
-        request = _Request(items, prompt, pixels, role, Future())
+        request = _Request(items, prompt, role, Future())
         with self._changed:
             if self._stopped:
                 raise BusyError("the server stops")
-            count = self.waiting
-            held = sum(other.pixels for other in self._requests)
-            is_many = count + len(items) > self.limits.waiting or held + pixels > self.limits.waiting_pixels
-            if count and is_many:
-                raise BusyError(f"{count} items with {held:,} pixels wait for the model; try again later")
+            if self._requests and self.waiting + len(items) > self.most:
+                raise BusyError(f"{self.waiting} items wait for the model; try again later")
             self._requests.append(request)
             self._changed.notify()
         return request.answer.result()
+
+    def encode_query(self, items: Sequence[Any], prompt: str | None = None, **_: Any) -> "np.ndarray":  # noqa: ANN401
+        """Encode queries: `search_items` takes a batcher for the encoder that it is."""
+        return self.encode(items, prompt, "query")
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self.encoder, name)
 
     @property
     def waiting(self) -> int:
         """How many items wait for the model."""
         return sum(len(request.items) for request in self._requests)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._requests or self._stopped)
-                if self._stopped:
-                    return
-                taken = [self._requests.popleft()]
-                while (
-                    self._requests
-                    and self._requests[0].role == taken[0].role
-                    and sum(len(each.items) for each in [*taken, self._requests[0]]) <= self.batch
-                ):
-                    taken.append(self._requests.popleft())
-                self._running = taken
-            self._answer(taken)
 
     def stop(self) -> None:
         """Refuse what comes from now on, and what has no answer yet."""
@@ -104,10 +88,21 @@ class MicroBatcher:
             self._requests.clear()
             self._changed.notify()
 
-    def has_ended(self, seconds: float) -> bool:
-        """Whether the model is at rest after `stop`, or within some seconds."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._requests or self._stopped)
+                if self._stopped:
+                    return
+                taken = [self._requests.popleft()]
+                count = len(taken[0].items)
+                while self._requests and self._requests[0].role == taken[0].role:
+                    count += len(self._requests[0].items)
+                    if count > self.batch:
+                        break
+                    taken.append(self._requests.popleft())
+                self._running = taken
+            self._answer(taken)
 
     def _answer(self, requests: Sequence[_Request]) -> None:
         """Encode the items of some requests; an item that cannot be used fails its own request alone."""

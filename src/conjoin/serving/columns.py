@@ -1,8 +1,6 @@
 """The columns of a collection, as somebody who filters by them needs to know them."""
 
-import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -11,8 +9,6 @@ if TYPE_CHECKING:
 _ROWS = 500_000
 _CHOICES = 40
 _LONGEST = 60
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = frozenset("and between case cast exists false in interval is like not null or true".split())
 
 
 class Column(NamedTuple):
@@ -34,8 +30,8 @@ class Column(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name, in backticks where a condition needs them."""
-        return quote_name(self.name)
+        """The name as a condition writes it, whatever signs it has."""
+        return f"`{self.name}`"
 
 
 def describe_columns(collection: "Searchable") -> list[Column]:
@@ -57,37 +53,27 @@ def describe_columns(collection: "Searchable") -> list[Column]:
 
 
 def condition(
-    choices: Mapping[str, Sequence[str]],
+    choices: Mapping[str, Sequence[str] | None],
+    ranges: Mapping[str, tuple[float | None, float | None]],
     where: str | None,
-    ranges: Mapping[str, tuple[float | None, float | None]] = MappingProxyType({}),
 ) -> str | None:
     """A condition for values and ranges by column, and for what else was written; None for neither.
 
     Args:
         choices: The values of each column, any of which may be; none for all.
-        where: A condition; None or blank for none.
         ranges: The least and the greatest value of each column; None for no limit.
+        where: A condition; None or blank for none.
     """
-    parts = [
-        f"{quote_name(name)} in ({', '.join(_quote_text(value) for value in values)})"
-        for name, values in choices.items()
-        if values
-    ]
-    for name, ends in ranges.items():
-        limits = zip((">=", "<="), ends, strict=True)
-        parts += [f"{quote_name(name)} {sign} {limit!r}" for sign, limit in limits if limit is not None]
+    parts = []
+    for name, values in choices.items():
+        quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values or ())
+        parts += [f"`{name}` in ({quoted})"] if quoted else []
+    for name, (least, most) in ranges.items():
+        parts += [f"`{name}` >= {least!r}"] if least is not None else []
+        parts += [f"`{name}` <= {most!r}"] if most is not None else []
     if where is not None and where.strip():
         parts.append(f"({where.strip()})" if parts else where.strip())
     return " and ".join(parts) or None
-
-
-def quote_name(name: str) -> str:
-    """The name of a column as a condition writes it."""
-    return name if _PLAIN.fullmatch(name) and name.lower() not in _RESERVED else f"`{name}`"
-
-
-def _quote_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def describe_column(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401 - pyarrow has no types

@@ -1,18 +1,23 @@
 """The HTTP endpoint: embeddings and search as JSON."""
 
-import hashlib
-import hmac
-import math
+import asyncio
+import html
+import json
+import secrets
 from base64 import b64encode
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_fastapi_instrumentator import Instrumentator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -20,159 +25,78 @@ import conjoin
 from conjoin.processing.item_images import is_url
 from conjoin.retrieval import Collection
 from conjoin.serving.batching import BusyError
-from conjoin.serving.http import LOCAL, Stopping, protect
-from conjoin.serving.limits import ItemError, TooLargeError, check_length, check_results, check_where, read_items
-from conjoin.serving.reference import reference_page
-from conjoin.serving.searcher import Found, Ranking, Searcher
+from conjoin.serving.http import LOCAL, Gate
+from conjoin.serving.limits import ItemError, Limits, TooLargeError, check_length, check_where, read_items
+from conjoin.serving.searcher import Found, Searcher
 
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 _Header = Annotated[str | None, Depends(APIKeyHeader(name="X-API-Key", auto_error=False))]
-_ITEM_SCHEMA: dict[str, Any] = {
-    "items": {
-        "anyOf": [
-            {"type": "string", "description": "a text"},
-            {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {
-                    "text": {"type": "string"},
-                    "image": {
-                        "description": "data:image/...;base64 URIs, or URLs where the server allows them",
-                        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-                    },
-                },
-            },
-        ]
-    }
-}
-_RESULTS = 10
-_ITEMS = "texts, images and both; <image> in a text marks the place of each of its images"
+_FAILURE = {"description": 'a JSON object {"error": {"message", "item"}}; `item` is the position of an item, or null'}
 
 
-class EmbedRequest(BaseModel):
-    """Items to embed."""
+def _one(value: Any) -> Any:  # noqa: ANN401
+    return [value] if isinstance(value, str) else value
+
+
+def _text(value: Any) -> Any:  # noqa: ANN401
+    return {"text": value} if isinstance(value, str) else value
+
+
+class Item(BaseModel):
+    """A text, an image, or both; a string alone is a text."""
 
     model_config = ConfigDict(extra="forbid")
-    items: list[Any] = Field(description=_ITEMS, examples=[["a red apple"]], json_schema_extra=_ITEM_SCHEMA)
+    text: str | None = Field(None, description="<image> marks the place of each image")
+    image: Annotated[list[str], BeforeValidator(_one, json_schema_input_type=str | list[str])] = Field(
+        [], description="one or several data:image/...;base64 URIs, or URLs where the server allows them"
+    )
+
+
+class Items(BaseModel):
+    """Items of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+    items: list[Annotated[Item, BeforeValidator(_text, json_schema_input_type=str | Item)]]
     prompt: str | None = Field(
         None, description="before each item, or an instruction, in place of the model's own prompt"
     )
+
+
+class EmbedRequest(Items):
+    """Items to embed."""
+
     role: Literal["query", "document"] | None = Field(
         None, description="what the items are: a model with a prompt for queries or documents gives it to them"
     )
 
 
-class SearchRequest(BaseModel):
+class SearchRequest(Items):
     """Queries."""
 
-    model_config = ConfigDict(extra="forbid")
-    items: list[Any] = Field(description=_ITEMS, examples=[["a red apple"]], json_schema_extra=_ITEM_SCHEMA)
-    prompt: str | None = Field(
-        None, description="before each query, or an instruction, in place of the model's own prompt for queries"
-    )
-    k: int | None = Field(None, description="results for each query; by default 10, or the server's limit if lower")
+    k: int = Field(10, description="results for each query")
+    offset: int = Field(0, description="results that are left out before them: 10 for the second page of 10")
     where: str | None = Field(None, description="a condition on the columns of the collection: price < 50")
     weights: dict[Literal["image", "text"], FiniteFloat] | None = Field(
         None, description="of the parts of each item; their weighted sum in place of the model's vector of both"
     )
     group_by: str | None = Field(None, description="a column: only the best row of each of its values is a result")
-    min_score: FiniteFloat | None = Field(None, description="results with a lower score are left out")
-
-
-class Embeddings(BaseModel):
-    """L2-normalised vectors, one for each item."""
-
-    model: str
-    fingerprint: str
-    embeddings: list[list[float]]
-
-
-class Hit(BaseModel):
-    """A result, with what the collection keeps of the row."""
-
-    rank: int
-    score: float
-    id: str
-    row: dict[str, Any]
-
-
-class SearchResults(BaseModel):
-    """The results of each query, best first."""
-
-    results: list[list[Hit]]
+    min_score: FiniteFloat | None = Field(None, description="the least score of a result")
+    hybrid: bool | None = Field(
+        None,
+        description="whether the words of a query are searched too, and both rankings fused, by default where the "
+        "collection has words, and there are neither weights nor min_score; scores then only say the rank",
+    )
 
 
 class OpenAIRequest(BaseModel):
-    """Texts to embed, as OpenAI's clients ask for them."""
+    """Texts to embed, as OpenAI's clients ask for them; they name a model, but there is one."""
 
-    input: str | list[str] = Field(description="a text, or several")
-    model: str = Field("", description="is not read: there is one")
+    input: Annotated[list[str], BeforeValidator(_one, json_schema_input_type=str | list[str])]
     encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
-
-
-class OpenAIEmbedding(BaseModel):
-    """A vector: numbers, or their 32-bit floats in base64."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class OpenAIUsage(BaseModel):
-    """Tokens are not counted."""
-
-    prompt_tokens: int = 0
-    total_tokens: int = 0
-
-
-class OpenAIEmbeddings(BaseModel):
-    """As OpenAI's clients read it."""
-
-    object: Literal["list"] = "list"
-    model: str
-    data: list[OpenAIEmbedding]
-    usage: OpenAIUsage = OpenAIUsage()
-
-
-class Ready(BaseModel):
-    """Whether requests are taken."""
-
-    status: str
-
-
-class Health(BaseModel):
-    """What is being served."""
-
-    status: str
-    model: str
-    fingerprint: str
-    dimension: int
-    rows: int | None
-    version: int | None
-    columns: list[str]
-
-
-class Problem(BaseModel):
-    """What is wrong with a request, and the position of the item that it is about."""
-
-    message: str
-    item: int | None = None
-
-
-class Failure(BaseModel):
-    """The answer to every request that fails."""
-
-    error: Problem
 
 
 def make_endpoint(
-    searcher: Searcher,
-    host: str = LOCAL[0],
-    *,
-    keys: Sequence[str] = (),
-    origins: Sequence[str] = (),
-    stopping: Stopping | None = None,
+    searcher: Searcher, host: str = LOCAL[0], *, keys: Sequence[str] = (), origins: Sequence[str] = ()
 ) -> FastAPI:
     """Make the endpoint.
 
@@ -181,20 +105,25 @@ def make_endpoint(
         host: The address that it will listen at.
         keys: Requests must have one of them, as a bearer token or as `X-API-Key`; without any, everybody may ask.
         origins: Of the pages whose scripts may read the answers (CORS).
-        stopping: Says when the server stops: then only what was begun is answered.
 
     Raises:
         ImportError: prometheus-fastapi-instrumentator is not installed.
+        ValueError: A key has letters outside ASCII, which headers do not carry.
     """
-    failures: dict[int | str, dict[str, Any]] = {code: {"model": Failure} for code in (401, 408, 413, 422, 503)}
+    if odd := next((key for key in keys if not key.isascii()), None):
+        raise ValueError(f"the key {odd[:3]}... has letters outside ASCII, which clients send in different ways")
     app = FastAPI(
         title="conjoin", version=conjoin.__version__, docs_url=None, redoc_url=None, openapi_url=None,
-        responses=failures, description="Embed and search texts, images, and both.",
+        responses=dict.fromkeys((400, 401, 413, 422, 503), _FAILURE),
+        description="Embed and search texts, images, and both.",
     )  # fmt: skip
-    _add_work(app, searcher, [Depends(_key_check(keys)), Depends(_stop_check(stopping))])
-    _add_state(app, searcher, [Depends(_key_check(keys))], stopping)
-    _answer_errors(app)
-    protect(app, searcher.limits, host)
+    app.router.route_class = _bounded_route(searcher.limits)
+    checks = [Depends(_key_check(keys))]
+    _add_work(app, searcher, checks)
+    _add_state(app, searcher, checks)
+    for kind in (ValueError, BusyError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(Gate, limits=searcher.limits, host=host)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     return app
@@ -202,45 +131,37 @@ def make_endpoint(
 
 def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
     """Add the routes that need the model or the collection."""
-    limits, encoder = searcher.limits, searcher.encoder
+    limits = searcher.limits
+
+    def read(request: Items) -> tuple[list[Any], str | None]:
+        prompt = None if request.prompt is None else check_length(request.prompt, limits, "the prompt")
+        return read_items([(item.text, item.image) for item in request.items], limits), prompt
 
     @app.post("/embed", dependencies=checks)
-    def embed(request: EmbedRequest) -> Embeddings:
-        """Embed items."""
-        items, pixels = read_items(request.items, limits)
-        vectors = searcher.encode(items, request.role, _prompt(request, searcher), pixels)
-        return Embeddings(model=searcher.model_name, fingerprint=encoder.fingerprint, embeddings=vectors.tolist())
+    def embed(request: EmbedRequest) -> dict[str, str | list[list[float]]]:
+        """Embed items: `embeddings` are L2-normalised, one for each item."""
+        items, prompt = read(request)
+        vectors = searcher.encode(items, request.role, prompt).tolist()
+        return {"model": searcher.model_name, "fingerprint": searcher.encoder.fingerprint, "embeddings": vectors}
 
     @app.post("/v1/embeddings", dependencies=checks)
-    def embed_as_openai(request: OpenAIRequest) -> OpenAIEmbeddings:
-        """Embed texts, for OpenAI's clients."""
-        texts = [request.input] if isinstance(request.input, str) else request.input
-        vectors = searcher.encode(read_items(texts, limits).items).astype("<f4")
+    def embed_as_openai(request: OpenAIRequest) -> dict[str, Any]:
+        """Embed texts, for OpenAI's clients: float numbers, or 32-bit floats in base64. Tokens are not counted."""
+        vectors = searcher.encode(read_items([(text, []) for text in request.input], limits)).astype("<f4")
         is_text = request.encoding_format == "base64"
-        data = [
-            OpenAIEmbedding(
-                index=index, embedding=b64encode(vector.tobytes()).decode() if is_text else vector.tolist()
-            )
-            for index, vector in enumerate(vectors)
-        ]
-        return OpenAIEmbeddings(model=searcher.model_name, data=data)
+        shown = [b64encode(vector.tobytes()).decode() if is_text else vector.tolist() for vector in vectors]
+        data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
+        usage = {"prompt_tokens": 0, "total_tokens": 0}
+        return {"object": "list", "model": searcher.model_name, "data": data, "usage": usage}
 
     @app.post("/search", dependencies=checks)
-    def search(request: SearchRequest) -> SearchResults:
-        """Search the collection for each of the items."""
-        k = min(_RESULTS, limits.results) if request.k is None else check_results(request.k, limits)
-        items, pixels = read_items(request.items, limits)
+    def search(request: SearchRequest) -> dict[Literal["results"], list[list[Found]]]:
+        """Search the collection for each of the items, best first; `row` is what the collection keeps of the row."""
+        items, prompt = read(request)
         where = None if request.where is None else check_where(request.where, limits)
-        weights: Any = request.weights
-        ranking = Ranking(_prompt(request, searcher), weights, request.group_by)
-        results = searcher.search(items, k, where, ranking, pixels=pixels)
-        least = -math.inf if request.min_score is None else request.min_score
-        return SearchResults(
-            results=[
-                [Hit(**hit._replace(row=_public(hit))._asdict()) for hit in hits if hit.score >= least]
-                for hits in results
-            ]
-        )
+        how = request.model_dump(include={"offset", "weights", "group_by", "min_score", "hybrid"})
+        results = searcher.search(items, request.k, where=where, prompt=prompt, **how)
+        return {"results": [[replace(hit, row=_public(hit)) for hit in hits] for hits in results]}
 
     @app.get("/pictures/{row:path}", dependencies=checks, response_class=Response)
     def picture(row: str) -> Response:
@@ -254,35 +175,30 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         return Response(content, media_type="image/jpeg")
 
 
-def _add_state(app: FastAPI, searcher: Searcher, checks: Sequence[Any], stopping: Stopping | None) -> None:
-    """What is answered whatever the model does: in the loop of events, from what is known."""
-    encoder = searcher.encoder
-    known: list[tuple[Any, Health]] = []
+def _add_state(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
+    """What is answered while all workers wait for the model."""
 
-    def describe() -> Health:
+    def describe() -> dict[str, Any]:
         collection = searcher.collection
-        return Health(
-            status="ok",
-            model=searcher.model_name,
-            fingerprint=encoder.fingerprint,
-            dimension=encoder.dimension,
-            rows=None if collection is None else len(collection),
-            version=collection.version if isinstance(collection, Collection) else None,
-            columns=[] if collection is None else collection.schema.names,
-        )
+        return {
+            "status": "ok",
+            "model": searcher.model_name,
+            "fingerprint": searcher.encoder.fingerprint,
+            "dimension": searcher.encoder.dimension,
+            "rows": None if collection is None else len(collection),
+            "version": collection.version if isinstance(collection, Collection) else None,
+            "columns": [] if collection is None else collection.schema.names,
+        }
 
     @app.get("/health", dependencies=checks)
-    async def health() -> Health:
+    async def health() -> dict[str, Any]:
         """Say what is being served."""
-        if not known or known[0][0] is not searcher.collection:
-            known[:] = [(searcher.collection, describe())]
-        return known[0][1]
+        return await asyncio.to_thread(describe)
 
     @app.get("/ready")
-    async def ready() -> Ready:
-        """Say whether requests are taken; needs no key."""
-        await _stop_check(stopping)()
-        return Ready(status="ready")
+    async def ready() -> dict[str, str]:
+        """Say that requests are taken; needs no key."""
+        return {"status": "ready"}
 
     @app.get("/openapi.json", include_in_schema=False, dependencies=checks)
     async def schema() -> dict[str, Any]:
@@ -292,19 +208,15 @@ def _add_state(app: FastAPI, searcher: Searcher, checks: Sequence[Any], stopping
     @app.get("/docs", include_in_schema=False, response_class=HTMLResponse, dependencies=checks)
     async def docs() -> str:
         """The reference, without anything from the network."""
-        return page
+        schema = app.openapi()
+        operations = [
+            f"<h2>{method.upper()} {path}</h2><p>{html.escape(about.get('description', ''))}</p>"
+            for path, methods in schema["paths"].items()
+            for method, about in methods.items()
+        ]
+        schemas = html.escape(json.dumps(schema["components"]["schemas"], indent=2))
+        return f"<!doctype html><title>conjoin</title>{''.join(operations)}<h2>Requests</h2><pre>{schemas}</pre>"
 
-    page = reference_page(app.openapi(), searcher.limits)
-    _add_metrics(app, searcher, checks)
-
-
-def _add_metrics(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
-    """`/metrics` for Prometheus, if its packages are installed."""
-    try:
-        from prometheus_client import CollectorRegistry, Gauge
-        from prometheus_fastapi_instrumentator import Instrumentator
-    except ImportError:
-        return
     registry = CollectorRegistry()
     gauge = Gauge("conjoin_waiting_items", "Items that wait for the model", registry=registry)
     gauge.set_function(lambda: searcher.batcher.waiting)
@@ -321,60 +233,67 @@ def _public(hit: Found) -> dict[str, Any]:
     return row
 
 
-def _key_check(keys: Sequence[str]) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Refuses requests without a key, if there are keys."""
-    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+def _key_check(keys: Sequence[str]) -> Callable[..., Any]:
+    """Refuses requests without a key, or with a wrong one, if there are keys."""
 
     async def check(bearer: _Bearer, header: _Header) -> None:  # not in a thread: those may all wait
-        given = hashlib.sha256((bearer.credentials if bearer else header or "").encode()).digest()
-        if digests and not any([hmac.compare_digest(given, digest) for digest in digests]):
-            raise HTTPException(401, "a key is needed, as a bearer token or X-API-Key", {"www-authenticate": "Bearer"})
+        given = [key.encode() for key in (bearer and bearer.credentials, header) if key]
+        right = [any([secrets.compare_digest(key, known.encode()) for known in keys]) for key in given]
+        if keys and not (right and all(right)):
+            raise HTTPException(
+                401,
+                "a key is needed, as a bearer token or X-API-Key; if both are sent, both must be right",
+                {"www-authenticate": "Bearer"},
+            )
 
     return check
 
 
-def _stop_check(stopping: Stopping | None) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Refuses new work while the server stops."""
+def _bounded_route(limits: Limits) -> type[APIRoute]:
+    """Routes that parse JSON in a thread, and none whose structure is larger than their items need.
 
-    async def check() -> None:
-        if stopping is not None and stopping.until is not None:
-            raise BusyError("the server stops")
+    A body of a few bytes for each number or key would take a hundred times as much memory as objects.
+    """
+    most = 1024 * limits.items
 
-    return check
+    def parse(body: bytes) -> Any:  # noqa: ANN401
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
+        if plain.count(b'"') > 2 * most or sum(map(len, plain.split(b'"')[::2])) > most:
+            raise TooLargeError(f"the JSON has over {most:,} bytes besides its strings, the limit")
+        return json.loads(body)
+
+    class BoundedRequest(Request):
+        async def json(self) -> Any:  # noqa: ANN401
+            try:
+                return await asyncio.to_thread(parse, await self.body())
+            except TooLargeError as error:
+                raise HTTPException(413, str(error)) from error
+
+    class BoundedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            handle = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                return await handle(BoundedRequest(request.scope, request.receive))
+
+            return handler
+
+    return BoundedRoute
 
 
-def _prompt(request: EmbedRequest | SearchRequest, searcher: Searcher) -> str | None:
-    return None if request.prompt is None else check_length(request.prompt, searcher.limits, "the prompt")
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Answer every failure as `Failure`."""
-
-    def answer(code: int, message: str, item: int | None = None) -> JSONResponse:
-        headers = {"retry-after": "1"} if code == 503 else None
-        return JSONResponse({"error": {"message": message, "item": item}}, code, headers)
-
-    @app.exception_handler(ValueError)
-    async def refuse(request: Request, error: ValueError) -> JSONResponse:
-        code = 413 if isinstance(error, TooLargeError) else 422
-        return answer(code, str(error), error.item if isinstance(error, ItemError) else None)
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> JSONResponse:
-        return answer(503, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer a failure as `Failure`."""
+    code, message, headers = 500, "the server failed; its log says why", None
+    item = error.item if isinstance(error, ItemError) else None
+    if isinstance(error, HTTPException):
+        code, message, headers = error.status_code, str(error.detail), error.headers
+    elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-        return answer(422, f"{field}: {first['msg']}")
-
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> JSONResponse:
-        refusal = answer(error.status_code, str(error.detail))
-        refusal.headers.update(error.headers or {})
-        return refusal
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return answer(500, "the server failed; its log says why")
+        code, message = 422, f"{field}: {first['msg']}"
+        item = first["loc"][2] if first["loc"][1:2] == ("items",) and len(first["loc"]) > 2 else None
+    elif isinstance(error, BusyError):
+        code, message, headers = 503, str(error), {"retry-after": "1"}
+    elif isinstance(error, ValueError):
+        code, message = 413 if isinstance(error, TooLargeError) else 422, str(error)
+    return JSONResponse({"error": {"message": message, "item": item}}, code, headers)

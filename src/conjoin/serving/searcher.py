@@ -2,54 +2,32 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from pydantic_core import to_jsonable_python
 
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
-from conjoin.retrieval.collection_table import PICTURE, published_at
+from conjoin.retrieval.collection_table import PICTURE, TEXT, index_names, published_at
 from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, hidden_pictures, make_thumbnail, picture_folders, read_picture
-from conjoin.retrieval.search import (
-    SERVED_BYTES,
-    check_column,
-    load_query_encoder,
-    query_vectors,
-    search_groups,
-    weighted_parts,
-    weighted_sums,
-)
+from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, search_items, weighted_parts
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
-from conjoin.serving.limits import ItemError, Limits, check_results
-
-_ROWS = 10_000
-"""The most rows that one request without a query looks at."""
+from conjoin.serving.limits import ItemError, Limits
 
 
-class Found(NamedTuple):
-    """A result: its rank from 1, its score (not a number without a query), its id, and what is kept of the row."""
+@dataclass(frozen=True)
+class Found:
+    """A result, with what the collection keeps of the row; the score of a row without a query is not a number."""
 
     rank: int
     score: float
     id: str
     row: dict[str, Any]
-
-
-class Ranking(NamedTuple):
-    """How the rows are ranked for a query.
-
-    Attributes:
-        prompt: Of the query; None for the server's, or the model's own.
-        weights: Of the parts `"image"` and `"text"` of the query; see `search_items`.
-        group_by: A column: only the best row of each of its values is a result.
-    """
-
-    prompt: str | None = None
-    weights: Mapping[str, float] | None = None
-    group_by: str | None = None
 
 
 class Searcher:
@@ -70,23 +48,22 @@ class Searcher:
         self,
         encoder: ItemEncoder,
         collection: Searchable | None = None,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),
         prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> None:
         if collection is not None:
             check_model(collection, encoder)
-        self.encoder, self.collection = encoder, collection
+        self.encoder, self.collection, self.limits = encoder, collection, limits
         self.query_prompt = encoder.prompt_of("query", prompt, prompt_name)
-        self.limits = limits or Limits()
-        self.batcher = MicroBatcher(encoder, self.limits.items, self.limits)
+        self.batcher = MicroBatcher(encoder, limits.items, limits.waiting)
 
     @classmethod
     def load(
         cls,
         collection: str | Path | None,
         model: str | None = None,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
@@ -118,8 +95,11 @@ class Searcher:
         searcher = cls(encoder, opened, limits, prompt, prompt_name)
         _ = encoder.dimension  # the first forward pass is slow
         several = options.get("input_type") or (opened and opened.model.input_type)
-        if several is None and encoder.input_type == "seq" and not _takes_several(encoder):
-            encoder.input_type = "avg"
+        if several is None and encoder.input_type == "seq":
+            failed: list[int] = []
+            item = {"image": [Image.new("RGB", (32, 32)), Image.new("RGB", (32, 32))]}
+            encoder.encode([item], on_unusable=lambda index, error: failed.append(index))
+            encoder.input_type = "avg" if failed else "seq"
         return searcher
 
     @property
@@ -153,22 +133,12 @@ class Searcher:
             ValueError: It is damaged, or of another model; the version before is searched.
         """
         collection = self.collection
-        if not isinstance(collection, Collection):
-            return False
-        if published_at(collection.uri) == collection.version:
+        if not isinstance(collection, Collection) or published_at(collection.uri) == collection.version:
             return False
         opened = open_collection(collection.uri, memory=SERVED_BYTES)
         check_model(opened, self.encoder)
         self.collection = opened
         return True
-
-    def code_options(self, images: Sequence[str], ranking: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What code that repeats a search gives to `load_encoder` and to `search_items`."""
-        loading = dict(self.encoder.load_options)
-        if len(images) > 1:
-            loading["input_type"] = self.encoder.input_type
-        is_own = self.query_prompt == self.encoder.prompt_of("query")
-        return loading, dict(ranking) | ({} if is_own else {"prompt": self.query_prompt})
 
     def picture(self, id_: str, side: int = 512) -> bytes | None:
         """A JPEG file of the picture of a row, at most `side` pixels wide and high; None without one.
@@ -182,133 +152,137 @@ class Searcher:
             return None
         return make_thumbnail(read_picture(row, picture_folders(self.source)), side, "the row")
 
-    def encode(
-        self, items: Sequence[Any], role: Role | None = None, prompt: str | None = None, pixels: int = 0
-    ) -> np.ndarray:
+    def encode(self, items: Sequence[Any], role: Role | None = None, prompt: str | None = None) -> np.ndarray:
         """Encode items into `(N, D)`, together with those of concurrent calls.
 
         Args:
             items: Of a request.
             role: What they are; None for the model's default prompt, if it has one.
             prompt: Theirs, in place of that of the role.
-            pixels: Of their images.
         """
         if prompt is None:
             prompt = self.query_prompt if role == "query" else self.encoder.prompt_of(role)
-        return self.batcher.encode(items, prompt, pixels, role)
+        return self.batcher.encode(items, prompt, role)
 
     def search(
         self,
         items: Sequence[Any],
         k: int = 10,
+        *,
+        offset: int = 0,
         where: str | None = None,
-        ranking: Ranking = Ranking(),  # noqa: B008 - it cannot change
+        weights: Mapping[str, float] | None = None,
+        group_by: str | None = None,
+        min_score: float | None = None,
+        hybrid: bool | None = None,
+        prompt: str | None = None,
         pictures: bool = False,
-        pixels: int = 0,
     ) -> list[list[Found]]:
-        """Search for items; one list of results for each, best first.
+        """Search for items as `search_items` does; one list of results for each, best first.
 
         Args:
             items: The queries.
             k: Results of each.
+            offset: Results that are left out before them.
             where: Search only the rows that this condition holds for.
-            ranking: How the rows are ranked.
+            weights: Of the parts `"image"` and `"text"` of the queries.
+            group_by: A column: only the best row of each of its values is a result.
+            min_score: Results with a lower score are left out.
+            hybrid: Whether the words of a query are searched too; see `words`.
+            prompt: Of the queries, in place of the server's or the model's own.
             pictures: Also give the thumbnails of the rows, as `"picture"`, where the collection keeps them.
-            pixels: Of the images of the items.
 
         Raises:
-            BusyError: Too many items or pixels wait for the model.
+            BusyError: Too many items wait for the model.
             ItemError: An item cannot be used.
-            ValueError: There is no collection, `k` is out of range, the condition cannot be evaluated, there is no
-                column `group_by`, or a part of an item has no weight.
+            ValueError: There is no collection; `k` or `offset` is out of range; the condition cannot be evaluated;
+                there is no column `group_by`; a part of an item has no weight; or words are wanted that the collection
+                does not index, or with a `min_score`.
         """
-        if self.collection is None:
-            raise ValueError("there is no collection to search; start with one: conjoin serve COLLECTION")
-        check_results(k, self.limits)
-        collection = self.collection
-        if ranking.group_by is not None:
-            check_column(collection, ranking.group_by)
-        vectors = self._query_vectors(collection, items, ranking, pixels)
-        if ranking.group_by is None:
-            result = collection.search(vectors, k, where=where)
-        else:
-            result = search_groups(collection, vectors, k, ranking.group_by, where=where)
+        collection, batcher = self._check_range(k, offset), self.batcher
+        how: dict[str, Any] = {"weights": weights, "group_by": group_by, "min_score": min_score, "where": where}
+        how |= {"prompt": self.query_prompt if prompt is None else prompt}
+        how |= {"text": self.words(items, hybrid, weights, min_score)}
+        try:
+            found = search_items(collection, batcher, items, offset + k, **how)  # type: ignore[arg-type]
+        except ItemError as error:
+            if weights is None:
+                raise
+            raise ItemError(weighted_parts(items, weights)[error.item][0], error.problem) from error
         results = []
-        for ids, scores in zip(result.ids, result.scores.tolist(), strict=True):
-            hits = zip(ids, scores, collection.rows(ids, pictures), strict=False)  # scores are padded
+        for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
+            rows = zip(ids[offset:], scores[offset:], collection.rows(ids[offset:], pictures), strict=False)
             results.append(
-                [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(hits, 1)]
+                [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(rows, offset + 1)]
             )
         return results
 
-    def _query_vectors(
-        self, collection: Searchable, items: Sequence[Any], ranking: Ranking, pixels: int
-    ) -> np.ndarray:
-        """The vectors `(N, D)` of queries, of their parts by weight if there are weights."""
-        if ranking.weights is None:
-            return query_vectors(collection, self.encode(items, "query", ranking.prompt, pixels))
-        parts = weighted_parts(items, ranking.weights)
-        try:
-            vectors = self.encode(
-                [{part: items[index][part]} for index, part in parts], "query", ranking.prompt, pixels
-            )
-        except ItemError as error:
-            raise ItemError(parts[error.item][0], error.problem) from error
-        return weighted_sums(query_vectors(collection, vectors), parts, ranking.weights)
+    def words(
+        self,
+        items: Sequence[Any],
+        hybrid: bool | None = None,
+        weights: Mapping[str, float] | None = None,
+        min_score: float | None = None,
+    ) -> list[str] | None:
+        """The text of each item to search its words, "" for none; None if no words are searched.
 
-    def browse(self, k: int, where: str | None = None, group_by: str | None = None) -> list[Found]:
-        """Rows spread evenly over the first ones that a condition holds for, with thumbnails and without scores.
+        Args:
+            items: The queries.
+            hybrid: Whether words are wanted; None for where the collection has an index of them, and there are neither
+                weights nor a least score, which are of vectors.
+            weights: As for `search`.
+            min_score: Likewise.
+        """
+        if hybrid is None:
+            collection = self.collection
+            has_words = isinstance(collection, Collection) and TEXT in index_names(collection.table)
+            hybrid = has_words and not weights and min_score is None
+        texts = [item.get("text") if isinstance(item, Mapping) else item for item in items]
+        words = [text if isinstance(text, str) else "" for text in texts]  # an interleaved item is a list
+        return words if hybrid and any(words) else None
+
+    def _check_range(self, k: int, offset: int) -> Searchable:
+        """The collection, if it has results of these ranks."""
+        if self.collection is None:
+            raise ValueError("there is no collection to search; start with one: conjoin serve COLLECTION")
+        if type(k) is not int or not 1 <= k <= self.limits.results:
+            raise ValueError(f"k must be an integer from 1 to {self.limits.results}, got {k!r:.40}")
+        if not 0 <= offset <= self.limits.depth - k:
+            raise ValueError(f"offset + k must be at most {self.limits.depth:,}, got {offset} + {k}")
+        return self.collection
+
+    def browse(self, k: int, where: str | None = None, group_by: str | None = None, offset: int = 0) -> list[Found]:
+        """The first rows that a condition holds for, with thumbnails and without scores.
 
         Args:
             k: How many at most.
             where: Only rows that this condition holds for.
             group_by: A column: one row of each of its values.
+            offset: Rows that are left out before them.
 
         Raises:
             ValueError: The condition cannot be evaluated, or there is no such column; or the collection, such as one
                 in Milvus, has no order of its rows.
         """
-        collection = self.collection
+        collection = self._check_range(k, offset)
         if not isinstance(collection, Collection):
             raise ValueError("nothing to search for: write a text, add an image, or both")
         if group_by is not None:
             check_column(collection, group_by)
-        first: dict[str, str] = {}
-        rows = 0
+        first: dict[Any, str] = {}
         for batch in collection.scan([*dict.fromkeys(("id", group_by or "id"))], where):
             for row in batch.to_pylist():
                 value = row.get(group_by or "id")
-                first.setdefault(f"row {row['id']}" if value is None else f"value {value}", row["id"])
-            rows += batch.num_rows
-            if rows >= _ROWS:
+                first.setdefault(("row", row["id"]) if value is None else str(value), row["id"])
+            if len(first) >= offset + k:
                 break
-        ids = [*first.values()]
-        chosen = [ids[number * len(ids) // k] for number in range(k)] if len(ids) > k else ids
-        shown = collection.rows(chosen, pictures=True)
-        return [
-            Found(rank, math.nan, id_, _plain_row(row))
-            for rank, (id_, row) in enumerate(zip(chosen, shown, strict=True), 1)
-        ]
+        chosen = [*first.values()][offset : offset + k]
+        shown = zip(chosen, collection.rows(chosen, pictures=True), strict=True)
+        return [Found(rank, math.nan, id_, _plain_row(row)) for rank, (id_, row) in enumerate(shown, offset + 1)]
 
 
-def _plain_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if name == PICTURE else plain(value) for name, value in row.items() if name != "id"}
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401 - a value of a row
-    """Return a value of a row as JSON can hold it: dates as texts, numbers that are not finite as None."""
-    if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
-
-
-def _takes_several(encoder: ItemEncoder) -> bool:
-    """Whether a model reads several images of an item in their order."""
-    failed: list[int] = []
-    item = {"image": [Image.new("RGB", (32, 32)), Image.new("RGB", (32, 32))]}
-    encoder.encode([item], on_unusable=lambda index, error: failed.append(index))
-    return not failed
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON can hold it: dates as texts, numbers that are not finite as None; a thumbnail stays as it is."""
+    kept = {name: value for name, value in row.items() if name not in ("id", PICTURE)}
+    plain = to_jsonable_python(kept, inf_nan_mode="null", bytes_mode="base64", serialize_unknown=True)
+    return plain | ({PICTURE: row[PICTURE]} if PICTURE in row else {})

@@ -1,19 +1,16 @@
 """What a query and a result share, as HTML: the heat map of an image and the words of a text."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from conjoin.serving.html import data_uri, escape
+from conjoin.serving.html import escape
 
 if TYPE_CHECKING:
     from conjoin.serving.searcher import Searcher
     from conjoin.trainers.solar_explain import Explanation
 
 _PIXELS = 320
-
-
-class NotExplainedError(ValueError):
-    """A query and a result cannot be explained; the message says why."""
 
 
 def explain_result(searcher: "Searcher", text: str | None, images: list[Any], row: Mapping[str, Any]) -> str:
@@ -26,17 +23,20 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
         row: Of the result.
 
     Raises:
-        NotExplainedError: The model is no joint encoder or an ONNX export, or there is no image beside a text.
+        ValueError: The model is no joint encoder or an ONNX export, or there is no image beside a text.
     """
     from conjoin.data.row_images import plain_text
     from conjoin.models.joint_encoder import JointEncoderModel
-    from conjoin.retrieval.pictures import picture_folders
+    from conjoin.retrieval.pictures import has_picture, picture_folders, read_picture
     from conjoin.trainers.solar_explain import explain_pair
 
     encoder = searcher.encoder
     if not isinstance(encoder.model, JointEncoderModel):
-        raise NotExplainedError("Only a joint encoder compares the parts of an image with the words of a text.")
-    image = _image_of(row, picture_folders(searcher.source))
+        raise ValueError("Only a joint encoder compares the parts of an image with the words of a text.")
+    image = None
+    if has_picture(row):
+        with suppress(ValueError, FileNotFoundError):  # it cannot be read here
+            image = read_picture(row, picture_folders(searcher.source))
     query_text = plain_text(images, text) if text else ""
     pairs = {
         "The result's image and your text": (image, query_text),
@@ -47,7 +47,7 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
         if picture is not None and words.strip():
             drawn.append(_draw(title, explain_pair(encoder.model, encoder.processor, picture, words)))
     if not drawn:
-        raise NotExplainedError(
+        raise ValueError(
             "The heat map compares an image with a text. Here the query and the result have no such pair: "
             "add a text to the query."
         )
@@ -55,6 +55,7 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
 
 
 def _draw(title: str, explanation: "Explanation") -> str:
+    from conjoin.evaluation.results import picture as data_uri
     from conjoin.trainers.solar_explain import heat_map, relative, warmth
 
     patches = heat_map(explanation.picture, explanation.image_scores.numpy(), explanation.grid)
@@ -78,13 +79,3 @@ def _draw(title: str, explanation: "Explanation") -> str:
         f'<p class="cj-dim">Warm is similar, cold is not, from the least to the most in this pair. Cosine of image '
         f"and text: {explanation.similarity:.3f}.</p></section>"
     )
-
-
-def _image_of(row: Mapping[str, Any], folders: tuple[str, ...]) -> Any:  # noqa: ANN401
-    """The image of a result, None if it has none that can be read here."""
-    from conjoin.retrieval.pictures import has_picture, read_picture
-
-    try:
-        return read_picture(row, folders) if has_picture(row) else None
-    except (ValueError, FileNotFoundError):
-        return None
