@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -140,7 +141,8 @@ def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: 
         "batch size": trainer.args.per_device_train_batch_size,
         "learning rate": trainer.args.learning_rate,
     }
-    searched = f"Validation R@10 among {len(trainer.eval_dataset):,} pictures, %"
+    validated: Any = trainer.eval_dataset
+    searched = f"Validation R@10 among {len(validated):,} pictures, %"
     results.curves = [Curve("Training loss", {"training": losses}), Curve(searched, validation)]
     results.examples = examples
     results.examples_note = f"Drawn at random with seed {trainer.args.seed}, not chosen."
