@@ -153,15 +153,6 @@ def test_bootstrap_of_a_share_is_the_binomial_interval():
     assert bootstrap_ci(hits) == pytest.approx(expected, abs=1 / 214 + 1e-9)
 
 
-def test_bootstrap_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(4)
-    covered = []
-    for _ in range(300):
-        low, high = bootstrap_ci(rng.random(200) < 0.4, level=0.9, resamples=1000)
-        covered.append(low <= 0.4 <= high)
-    assert 0.84 < np.mean(covered) < 0.95
-
-
 def test_chance_equals_counting_every_order():
     size = 7
     for relevant in (1, 2, 3):
@@ -188,11 +179,6 @@ def test_rank_by_hand():
     relevant = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [1, 0, 1]]).bool()
     for each in (scores, (scores * 10).long()):
         assert rank_of_relevant(each, relevant).tolist() == [1, 3, 2, 1]
-
-
-def test_a_constant_model_gets_the_last_rank():
-    ones = torch.ones(3, 5)
-    assert best_ranks(ones, ones, torch.arange(3), torch.arange(3)).tolist() == [3] * 3
 
 
 @pytest.mark.parametrize("block_scores", [1, 40, 2**24])

@@ -79,7 +79,9 @@ class Rows:
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {str(row["id"]): number for number, row in enumerate(self._undecoded())}
+        is_dataset = isinstance(self.rows, datasets.Dataset)
+        ids = self.rows["id"][:] if is_dataset else (row["id"] for row in self.rows)  # type: ignore[index]
+        return {str(id_): number for number, id_ in enumerate(ids)}
 
     @cached_property
     def parts(self) -> dict[str, set[str]]:

@@ -123,13 +123,6 @@ def test_what_a_reader_finds(results, tmp_path):
     assert "prefers-color-scheme: dark" in "".join(page.text)
 
 
-def test_a_report_of_the_bare_minimum(tmp_path):
-    text = render(Results(title="t", summary="s", seed=0), tmp_path)
-    assert "<h2>Searches" not in text
-    assert "<h2>Scores" not in text
-    assert "What produced these numbers" in text
-
-
 @pytest.mark.parametrize(
     "uri", ["http://example.org/a.png", "data:text/html;base64,AAAA", 'data:image/png;base64,A"b']
 )
