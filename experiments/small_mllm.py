@@ -37,12 +37,13 @@ from conjoin.evaluation import best_ranks
 from conjoin.losses import gather_rows, symmetric_info_nce
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
+from conjoin.processing.processing_mllm import retriever_template
 
 SIZE, POOLED = 98, 2
 PICTURE_TOKENS = 1 + POOLED**2
 IMAGE_TOKEN = "<repo_name>"
 ASK = "In one word:"
-TEMPLATE = {"start": "<|im_start|>", "image_start": "", "image_end": "\n", "ask": ASK, "end": ""}
+TEMPLATE = retriever_template(start="<|im_start|>", image=f"{IMAGE_TOKEN}\n", request=ASK, end="")
 """PUMA's prompt in fewer words and without a chat template, which would be most of the prompt."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -152,7 +153,7 @@ def load_processor(
     folder: Path, pictures: PictureFeatures | None = None, ret_token: str | None = "[RET]"
 ) -> MllmRetrieverProcessor:
     """Load the processor of the MLLM; `pictures` replaces its image processor."""
-    processor = MllmRetrieverProcessor.from_mllm(folder, template=TEMPLATE, ret_token=ret_token)
+    processor = MllmRetrieverProcessor.from_mllm(folder, chat_template=TEMPLATE, ret_token=ret_token)
     if pictures is not None:
         processor.image_processor = pictures
     return processor

@@ -191,7 +191,7 @@ def hub():
 @pytest.fixture
 def warnings(caplog, monkeypatch):
     """What the library's logger warns of, as text; no text was cut before."""
-    monkeypatch.setattr("conjoin.processing.item_inputs._cut_texts", WeakKeyDictionary())
+    monkeypatch.setattr("conjoin.processing.texts._cut_texts", WeakKeyDictionary())
     library_logging.enable_propagation()
     with caplog.at_level(logging.WARNING):
         yield lambda: caplog.text

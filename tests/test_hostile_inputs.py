@@ -21,7 +21,7 @@ from conjoin.evaluation.report.search_page import write_search_page
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.processing.item_images import ALLOW_URLS
+from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.serving import Limits
 from conjoin.serving.app import Asked, SearchPage

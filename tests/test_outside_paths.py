@@ -15,7 +15,8 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.processing.item_images import ALLOW_URLS, load_image
+from conjoin.processing.item_images import load_image
+from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import Collection, encode_collection
 from conjoin.retrieval.pictures import picture_folders
 from conjoin.serving.html import results_html

@@ -9,7 +9,7 @@ from PIL import Image
 from conjoin.cli import options
 from conjoin.cli.main import main, read_command
 from conjoin.data.row_images import ALLOW_ROOTS
-from conjoin.processing.item_images import ALLOW_URLS
+from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import load_encoder
 
 

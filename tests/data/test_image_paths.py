@@ -11,7 +11,7 @@ from PIL import Image
 from conjoin.data import allow_root, load_pairs, load_triplets
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing import load_image
-from conjoin.processing.item_images import ALLOW_URLS
+from conjoin.processing.urls import ALLOW_URLS
 
 
 @pytest.fixture

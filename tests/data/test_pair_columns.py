@@ -8,7 +8,7 @@ from PIL import Image
 
 from conjoin.data import load_pairs
 from conjoin.data.columns import read_number
-from conjoin.processing.item_images import ALLOW_URLS
+from conjoin.processing.urls import ALLOW_URLS
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from conjoin.cli.main import main
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.demo.products import find_products
 from conjoin.demo.start import PUBLIC_MODEL, check_table, choose_model, start_commands
-from conjoin.processing.item_images import ALLOW_URLS
+from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import Collection
 
 GERMAN = {

@@ -5,8 +5,8 @@ import torch
 from PIL import Image
 
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.processing.input_types import INPUT_TYPES, apply_input_type, concatenate_images, count_images
-from conjoin.processing.item_images import load_image, process_image
+from conjoin.processing.input_types import INPUT_TYPES, apply_input_type, count_images
+from conjoin.processing.item_images import concatenate_images, load_image, process_image
 from conjoin.processing.item_inputs import parse_item
 
 RED, GREEN, BLUE = (

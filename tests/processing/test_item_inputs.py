@@ -1,14 +1,14 @@
 import base64
 import functools
 import io
-import itertools
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from conjoin.processing.item_inputs import MAX_TEXT_CHARACTERS, Item, cut_text, parse_item, parse_items
+from conjoin.processing.item_inputs import Item, parse_items
+from conjoin.processing.texts import cut_text
 
 RED = (255, 0, 0)
 
@@ -133,15 +133,18 @@ def test_one_item_is_no_list(single):
     assert parse_items(np.array(["a", "b"]))[1].texts == ["b"]
 
 
-def test_a_bare_string_that_reads_like_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r'item 0: no such file: .*gone.JPG.*pass \{"text": ...\}'):
-        parse_items([str(tmp_path / "gone.JPG")])
+def test_a_bare_string_that_reads_like_a_missing_file(tmp_path, warnings):
+    for name in ("gone.JPG", "gone.heic", "gone.svg"):
+        with pytest.raises(FileNotFoundError, match=rf'item 0: no such file: .*{name}.*pass \{{"text": ...\}}'):
+            parse_items([str(tmp_path / name)])
     texts = ["a page about logo.png", "what is .png?"]
     assert [item.texts for item in parse_items([*texts, {"text": "logo.png"}])] == [
         [texts[0]],
         [texts[1]],
         ["logo.png"],
     ]
+    assert f'{texts[0]!r} is embedded as a text; if it is a file, pass {{"image": ...}}' in warnings()
+    assert "what is" not in warnings()
 
 
 # what is too much
@@ -192,20 +195,3 @@ def test_a_long_text_is_cut_far_behind_its_tokens():
     for short in ("a b", "word " * 300):
         assert cut_text(short, Words(), 100) is short
     assert cut_text(text, Words(), 10**30) is text  # a tokenizer without a limit
-
-
-def test_a_long_text_without_words_is_cut_with_a_warning(warnings):
-    tokenizer = Words()
-    assert len(cut_text("x" * 10_000_000, tokenizer, 100, "item 7")) == MAX_TEXT_CHARACTERS
-    assert tokenizer.seen < 1.5 * MAX_TEXT_CHARACTERS
-    assert "text cut to 1000000 characters: item 7" in warnings()
-
-
-@pytest.mark.parametrize("text", ["photo.heic", "logo.svg", "my photo.jpg"])
-def test_a_text_like_a_file_name_warns(text, monkeypatch, warnings):
-    monkeypatch.setattr("conjoin.processing.item_inputs._file_names", itertools.count(1))
-    for _ in range(3):
-        assert parse_item(text, "item 'a'").texts == [text]
-    assert parse_item({"text": text}).texts == [text]
-    lines = warnings().splitlines()  # of 1, 2, 4, 8 ... such texts
-    assert len(lines) == 2 and f"item 'a': {text!r} is embedded as a text (1 like it so far)" in lines[0]

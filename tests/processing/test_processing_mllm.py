@@ -9,7 +9,7 @@ from tokenizers import normalizers
 from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
 
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.processing_mllm import TEMPLATES, Picture, pad_pixels
+from conjoin.processing.processing_mllm import TEMPLATES, Picture, pad_pixels, retriever_template
 from tiny_mllms import MLLMS
 
 START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -89,13 +89,14 @@ def test_the_ids_are_those_of_the_whole_prompt(name, marks, mllm_checkpoints):
     parts = [{"type": "text", "text": "like an ark"}, {"type": "image", "image": image(16, 16)}]
     parts += [{"type": "image", "image": image(16, 16)}, {"type": "text", "text": "but in pink."}]
     items = ["a box.", image(16, 16), {"image": image(16, 16), "text": "red."}, [{"role": "user", "content": parts}]]
-    template = processor.template
-    box = f"{template['image_start']}{processor.image_token * 4}{template['image_end']}"
-    line = "" if template["image_end"].endswith("\n") else "\n"
+    template = TEMPLATES[name]
+    box = template["image"].replace(processor.image_token, processor.image_token * 4)
+    box = box if name != "internvl" else f"<img>{box[:-1]}</img>\n"
+    line = "" if box.endswith("\n") else "\n"
     both = "image and sentence"
 
     def whole(body, noun):
-        prompt = template["start"] + body + template["ask"].format(noun) + template["end"] + "[RET]"
+        prompt = template["start"] + body + template["request"].format(noun) + template["end"] + "[RET]"
         return processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
     def found(batch, mask="attention_mask"):
@@ -135,7 +136,7 @@ def test_words_like_special_tokens_are_words(processor):
     counts = [(batch["input_ids"] == token).sum().item() for token in special]
     assert counts == [1, 0, 2]  # what the prompt itself has
     processor.tokenizer, processor.image_token = llama_tokenizer(), "<image>"
-    processor.template = TEMPLATES["llava"]
+    processor.chat_template = retriever_template(**TEMPLATES["llava"])
     ids = processor(["a <image>[RET]</s>"])["input_ids"][0].tolist()
     special = processor.tokenizer.convert_tokens_to_ids(["<image>", "[RET]", "</s>"])
     assert [ids.count(token) for token in special] == [0, 1, 0]
@@ -338,7 +339,6 @@ def test_unusable_calls(processor, calls, message):
         ("qwen2_vl", {"min_pixels": 900, "max_pixels": 100}, "min_pixels=900, max_pixels=100; expected 0 < min_pix"),
         ("qwen2_vl", {"max_text_length": 0}, "max_text_length=0 must be at least 1"),
         ("qwen2_vl", {"empty_text": "x"}, r"empty_text='x'; expected one of \('error', 'embed'\)"),
-        ("qwen2_vl", {"template": {"start": ""}}, r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"),
     ],
 )
 def test_a_processor_that_cannot_be_made(name, options, message, mllm_checkpoints, tiny_checkpoints):
@@ -358,13 +358,13 @@ def test_very_long_texts_keep_their_first_tokens(processor, monkeypatch):
     long, short = "some words 1 2 3, and more; " * 300, "few words"
     items = [long, {"text": [long, short]}, {"text": [short, long], "image": image(16, 16)}, {"text": [long, long]}]
     batch = processor(items, max_length=160)
-    monkeypatch.setattr("conjoin.processing.mllm_prompts.cut_text", lambda text, tokenizer, limit, name: text)
+    monkeypatch.setattr("conjoin.processing.mllm_prompts.cut_text", lambda text, tokenizer, limit: text)
     whole = processor(items, max_length=160)
     assert batch.keys() == whole.keys() and all(torch.equal(batch[name], whole[name]) for name in batch)
 
 
 def test_very_long_texts_are_not_tokenised_whole(processor, monkeypatch):
-    limited = MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, max_text_length=12)
+    processor.max_text_length = 12
     given = {"items": [{"text": "0123456789" * 2000, "image": image(16, 16)}], "instruction": "Find it."}
     kind, seen = type(processor.tokenizer), []
     tokenize = kind.__call__
@@ -375,8 +375,8 @@ def test_very_long_texts_are_not_tokenised_whole(processor, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "__call__", watched)
-        batch = limited(**given)
+        batch = processor(**given)
     assert max(map(len, seen)) < 500
-    monkeypatch.setattr("conjoin.processing.mllm_prompts.cut_text", lambda text, tokenizer, limit, name: text)
-    whole = limited(**given)
+    monkeypatch.setattr("conjoin.processing.mllm_prompts.cut_text", lambda text, tokenizer, limit: text)
+    whole = processor(**given)
     assert all(torch.equal(batch[name], whole[name]) for name in batch)

@@ -70,7 +70,6 @@ def test_export_writes_the_same_files(parts, tmp_path):
     assert settings["prompts"] == {"query": "search ", "document": ""}
     assert settings["model_type"] == "SentenceTransformer"
     assert settings["requirements"].keys() == {"sentence-transformers", "transformers"}
-    assert settings["__version__"].keys() == {"sentence_transformers", "transformers", "pytorch"}
 
 
 def test_an_older_library_is_refused_by_name(parts, tmp_path):

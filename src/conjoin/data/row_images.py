@@ -15,8 +15,9 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from PIL import Image
 
 from conjoin.processing.item_error import ItemError, MissingFileError
-from conjoin.processing.item_images import check_urls_allowed, is_url
+from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
+from conjoin.processing.urls import check_urls_allowed
 
 _HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 ALLOW_ROOTS = "CONJOIN_ROOTS"

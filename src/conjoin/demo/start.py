@@ -82,7 +82,7 @@ def start_commands(
         loading: Options that its loading needs, by flag; the app reads them from the collection.
     """
     from conjoin.data.row_images import ALLOW_ROOTS
-    from conjoin.processing.item_images import ALLOW_URLS
+    from conjoin.processing.urls import ALLOW_URLS
 
     encode = ["encode", model, table, "--out", out]
     for option, value in (

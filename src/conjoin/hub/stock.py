@@ -15,7 +15,6 @@ from conjoin.hub.save import drop_local_paths, export, staged
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.processing.mllm_prompts import NOUNS
 from conjoin.processing.sentence_files import (
     MODULES,
     SETTINGS,
@@ -253,10 +252,12 @@ def save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, 
     tokenizer = copy.deepcopy(processor.tokenizer)
     limits = (processor.max_length, tokenizer.model_max_length)
     tokenizer.model_max_length = min(limit for limit in limits if limit is not None)
-    ret_token = None if config.readout == "before_token" else processor.ret_token
     tokenizer.chat_template = processor.chat_template
-    if processor.sentence_files is None:
-        tokenizer.chat_template = chat_template(processor, _image(processor, backbone.model_type), ret_token)
+    if processor.sentence_files is None:  # the variables that the retriever's processor gives
+        ret_token = None if config.readout == "before_token" else processor.ret_token
+        variables = {"empty_text": processor.empty_text, "ret_token": ret_token or ""}
+        head = "".join(f"{{%- set {name} = {json.dumps(text)} -%}}\n" for name, text in variables.items())
+        tokenizer.chat_template = f"{head}{processor.chat_template}"
     tokenizer._set_processor_class(name)
     tokenizer.save_pretrained(folder)
     pixels = processor.image_processor.to_dict() | {"processor_class": name}
@@ -346,22 +347,6 @@ def _save_cut(width: int, dim: int, folder: Path) -> None:
     save_file({"linear.weight": torch.eye(dim, width)}, folder / "model.safetensors")
 
 
-def _image(processor: MllmRetrieverProcessor, architecture: str) -> str:
-    """What stands for an image in a prompt. InternVL's processor itself adds the tokens around an image.
-
-    Raises:
-        ValueError: The processor has other tokens there.
-    """
-    before, after = processor.template["image_start"], processor.template["image_end"]
-    if architecture == "internvl":
-        named = processor.tokenizer.special_tokens_map
-        first, last = (str(named.get(f"{name}_image_token")) for name in ("start", "end"))
-        if before != first or not after.startswith(last):
-            raise ValueError(f"images stand between {before!r} and {after!r}; the tokenizer names {first!r}, {last!r}")
-        before, after = "", after.removeprefix(last)
-    return before + processor.image_token + after
-
-
 def _settings(processor: MllmRetrieverProcessor, backbone: PreTrainedConfig) -> dict[str, Any]:
     """Settings of the processor itself, from which it counts the tokens of a picture."""
     if backbone.model_type == "internvl":
@@ -376,77 +361,3 @@ def _settings(processor: MllmRetrieverProcessor, backbone: PreTrainedConfig) -> 
         "vision_feature_select_strategy": strategy,
         "num_additional_image_tokens": processor.tokens_per_picture - patches + (strategy == "default"),
     }
-
-
-_TEMPLATE = """\
-{#- A prompt to embed: images and texts in order, the request, the readout token. System messages are instructions. -#}
-{%- set seen = namespace(told='', image=false, text=false, open=false) -%}
-{{- $start -}}
-{%- for message in messages -%}
-  {%- set content = [{'type': 'text', 'text': message.content}] if message.content is string else message.content -%}
-  {%- for part in content -%}
-    {%- if part.type in ['image', 'image_url'] -%}
-      {{- $image -}}
-      {%- set seen.image = true -%}
-      {%- set seen.open = true -%}
-    {%- elif part.type != 'text' -%}
-      {{- raise_exception('a part of type ' + part.type + ' cannot be embedded; expected text or image') -}}
-    {%- elif message.role == 'system' -%}
-      {%- if seen.image or seen.text -%}
-        {{- raise_exception('a system message, the instruction, must come first') -}}
-      {%- endif -%}
-      {%- set seen.told = (seen.told + ' ' + part.text) | trim -%}
-    {%- elif part.text | trim -%}
-      {{- (seen.told + ' ' if seen.told else '') + part.text + '\\n' -}}
-      {%- set seen.told = '' -%}
-      {%- set seen.text = true -%}
-      {%- set seen.open = false -%}
-    {%- endif -%}
-  {%- endfor -%}
-{%- endfor -%}
-{%- if not seen.image and not seen.text -%}
-  {{- $empty -}}
-{%- elif seen.told -%}
-  {{- seen.told + '\\n' -}}
-  {%- set seen.text = true -%}
-  {%- set seen.open = false -%}
-{%- endif -%}
-{%- if seen.open -%}
-  {{- $line -}}
-{%- endif -%}
-{{- ($both if seen.text else $image_alone) if seen.image else $text_alone -}}
-{{- $end -}}"""
-
-
-_EMPTY = {
-    "error": "raise_exception('an item has neither text nor image')",
-    "embed": "(seen.told + ' ' if seen.told else '') + '\\n'",
-}
-
-
-def chat_template(processor: MllmRetrieverProcessor, image: str, ret_token: str | None) -> str:
-    """Return the Jinja template that writes the prompts of `processor`.
-
-    The token ids of its prompts are those of the processor if no text has to be cut.
-
-    Args:
-        processor: Of the model.
-        image: What stands for an image, with all that surrounds it.
-        ret_token: The last token of each prompt; None ends it before.
-    """
-    texts = processor.template
-    asks = {name: texts["ask"].format(NOUNS[key]) for name, key in _ASKS.items()}
-    values = asks | {
-        "start": texts["start"],
-        "image": image,
-        "line": "" if texts["image_end"].endswith("\n") else "\n",
-        "end": texts["end"] + (ret_token or ""),
-    }
-    written = _TEMPLATE.replace("$empty", _EMPTY[processor.empty_text])
-    for name in sorted(values, key=len, reverse=True):  # `image` is a part of `image_alone`
-        written = written.replace(f"${name}", json.dumps(values[name]))
-    return written
-
-
-_ASKS = {"image_alone": (True, False), "text_alone": (False, True), "both": (True, True)}
-"""Names of the requests, by whether a prompt has an image and a sentence."""

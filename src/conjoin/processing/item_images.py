@@ -1,27 +1,18 @@
-"""Load images: from files, URLs, bytes, PIL images and arrays to upright RGB pictures.
+"""Load images: from files, bytes, PIL images and arrays to upright RGB pictures.
 
 The limits hold before the work: of bytes before a file is read, of pixels before it is decoded.
-Every saved checkpoint contains this file, so it imports nothing of this package outside its folder.
+Every saved checkpoint contains this file, so it imports nothing of this package outside its folder, and it opens no
+connection: the package sets `read_url`.
 """
 
 import base64
-import binascii
-import http.client
 import io
-import ipaddress
 import os
 import reprlib
-import socket
-import ssl
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from math import isqrt
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit, urlunsplit
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
@@ -44,18 +35,14 @@ _NEARLY_WHITE = 250
 """A picture with no darker level is plain white to a viewer."""
 CONCATENATED = "concatenated"
 """The key in a PIL image's `info` of a picture of several images: cropped, it would lose some of them."""
+MAX_HEIGHT, MAX_PIXELS = 2048, 2**24
+"""Images of a concatenation have at most this height; it has at most this many pixels (48 MiB)."""
 _ORIENTATION = 0x0112
 """The EXIF tag of the orientation; 1 is upright."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
-ALLOW_URLS = "CONJOIN_ALLOW_URLS"
-"""The environment variable that allows URLs: `public`, or `private` for all addresses; none if unset. So child
-processes and the code in saved checkpoints obey the same switch."""
-MAX_SECONDS = 30.0
-"""The longest time for one image, redirects included."""
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_RESERVED = "%/:=&?~#+!$,;'@()*[]"
-"""Characters of a URL that need no quoting."""
+read_url: Callable[[str, str], bytes] | None = None
+"""Returns what is at a URL, for the item of a name. The package `conjoin` sets it; without it URLs are refused."""
 
 
 def load_image(source: Any, name: str = "item", least_side: int | None = None) -> Image.Image:  # noqa: ANN401
@@ -72,65 +59,41 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         FileNotFoundError: The path does not exist.
         ValueError: Unreadable, truncated, or beyond `MAX_IMAGE_BYTES`, `MAX_IMAGE_PIXELS` or `MAX_ASPECT_RATIO`.
     """
-    data, prefix = _find_image(source, name)
-    with _decoding(name, prefix):
-        image = data if isinstance(data, Image.Image) else _open(io.BytesIO(data))
-    if problem := _size_problem(image.size):
-        raise ItemError(name, prefix + problem)
-    with _decoding(name, prefix):
-        if least_side is not None and image is not data:
-            image.draft(None, (least_side, least_side))
-        return to_rgb(image)
-
-
-def image_pixels(source: Any) -> int:  # noqa: ANN401
-    """Return how many pixels an image has that `load_image` takes, by its header.
-
-    It is 0 for what cannot be read, and the most that there may be for a URL, which is not fetched.
-    """
-    if is_url(source):
-        return MAX_IMAGE_PIXELS
+    data, prefix = find_image(source, name)
+    cause: Exception | None = None
     try:
-        if isinstance(source, str | os.PathLike) and not str(source).startswith("data:"):
-            with _open(source) as image:
-                return image.width * image.height
-        data, _ = _find_image(source, "item")
-        image = data if isinstance(data, Image.Image) else _open(io.BytesIO(data))
-    except Exception:  # readers of headers raise many kinds on damaged files
-        return 0
-    return image.width * image.height
+        image = data if isinstance(data, Image.Image) else open_image(io.BytesIO(data))
+        problem = _size_problem(*image.size)
+        if problem is None:
+            if least_side is not None and image is not data:
+                image.draft(None, (least_side, least_side))
+            return to_rgb(image)
+    except UnidentifiedImageError as error:
+        cause, problem = error, "cannot read the image, its format is unknown"
+    except Image.DecompressionBombError as error:
+        cause, problem = error, f"image is over the limit of {MAX_IMAGE_PIXELS} pixels"
+    except MemoryError as error:
+        cause, problem = error, "there is not enough memory to decode the image"
+    except Exception as error:  # on damaged files decoders raise SyntaxError, struct.error, IndexError and others
+        cause, problem = error, f"cannot read the image, it is truncated or damaged ({error})"
+    raise ItemError(name, f"{prefix}{problem}") from cause
 
 
-def _open(file: str | os.PathLike[str] | io.BytesIO) -> Image.Image:
+def open_image(file: str | os.PathLike[str] | io.BytesIO) -> Image.Image:
     """Read the header of an encoded image, of any format that Pillow decodes itself: PostScript (EPS) is a program."""
     Image.init()
     names = dict.fromkeys((*COMMON_FORMATS, *Image.ID))
     return Image.open(file, formats=[name for name in names if name != "EPS"])
 
 
-@contextmanager
-def _decoding(name: str, prefix: str) -> Iterator[None]:
-    """Name the image in whatever goes wrong while it is decoded."""
-    try:
-        yield
-    except UnidentifiedImageError as error:
-        raise ItemError(name, f"{prefix}cannot read the image, its format is unknown") from error
-    except Image.DecompressionBombError as error:
-        raise ItemError(name, f"{prefix}image is over the limit of {MAX_IMAGE_PIXELS} pixels") from error
-    except MemoryError as error:
-        raise ItemError(name, f"{prefix}there is not enough memory to decode the image") from error
-    except Exception as error:  # decoders raise many kinds on damaged files
-        raise ItemError(name, f"{prefix}cannot read the image, it is truncated or damaged ({error})") from error
-
-
-def _size_problem(size: tuple[int, int]) -> str | None:
-    short, long = sorted(size)
-    shown = f"image of {size[0]} x {size[1]} pixels"
+def _size_problem(width: int, height: int) -> str | None:
+    short, long = sorted((width, height))
     if short == 0 or short * long > MAX_IMAGE_PIXELS:
-        return f"{shown} is empty, or over the limit of {MAX_IMAGE_PIXELS} pixels (a decompression bomb?)"
-    return (
-        f"{shown} is refused: its aspect ratio is over {MAX_ASPECT_RATIO}" if long > MAX_ASPECT_RATIO * short else None
-    )
+        limit = f"over the limit of {MAX_IMAGE_PIXELS} pixels (a decompression bomb?)"
+        return f"image of {width} x {height} pixels is empty, or {limit}"
+    if long > MAX_ASPECT_RATIO * short:
+        return f"image of {width} x {height} pixels is refused: its aspect ratio is over {MAX_ASPECT_RATIO}"
+    return None
 
 
 def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:  # noqa: ANN401
@@ -150,8 +113,7 @@ def process_image(image_processor: Any, source: Any, name: str = "item") -> Batc
     try:
         return image_processor(images=[image], return_tensors="pt")
     except ValueError as error:
-        width, height = image.size
-        raise ItemError(name, f"image of {width} x {height} pixels is refused: {error}") from error
+        raise ItemError(name, f"image of {image.width} x {image.height} pixels is refused: {error}") from error
 
 
 def _least_side(settings: Mapping[str, Any]) -> int | None:
@@ -166,6 +128,26 @@ def _least_side(settings: Mapping[str, Any]) -> int | None:
 def pad_to_square(image: Image.Image) -> Image.Image:
     """Return an RGB image in the middle of a white square, so that a model that crops sees all of it."""
     return ImageOps.pad(image, (max(image.size),) * 2, color="white")
+
+
+def concatenate_images(images: Sequence[Image.Image]) -> Image.Image:
+    """Return RGB images as one: in rows of ceil(sqrt(n)), from left to right, scaled to one height, on white.
+
+    The height is that of the tallest image, within `MAX_HEIGHT` and `MAX_PIXELS`.
+    """
+    columns = isqrt(len(images) - 1) + 1
+    rows = [images[start : start + columns] for start in range(0, len(images), columns)]
+    ratios = [[image.width / image.height for image in row] for row in rows]
+    limit = int((MAX_PIXELS / (max(map(sum, ratios)) * len(rows))) ** 0.5)
+    height = max(1, min(max(image.height for image in images), MAX_HEIGHT, limit))
+    widths = [[max(1, round(height * ratio)) for ratio in some] for some in ratios]
+    canvas = Image.new("RGB", (max(map(sum, widths)), height * len(rows)), "white")
+    for number, (row, some) in enumerate(zip(rows, widths, strict=True)):
+        for column, (image, width) in enumerate(zip(row, some, strict=True)):
+            scaled = image if image.size == (width, height) else image.resize((width, height))
+            canvas.paste(scaled, (sum(some[:column]), number * height))
+    canvas.info[CONCATENATED] = True
+    return canvas
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -256,7 +238,10 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
     Raises:
         ValueError: Another shape, type or range; the message starts with `name`.
     """
-    values, dims = (array, (2, 0)) if isinstance(array, np.ndarray) else (_to_numpy(array, name), (0, 2))
+    if isinstance(array, np.ndarray):
+        values, dims = array, (2, 0)
+    else:
+        values, dims = (array.float() if array.is_floating_point() else array).numpy(force=True), (0, 2)
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)
     axes = [axis for axis in dims if values.ndim == 3 and values.shape[axis] in (1, 3, 4)]
@@ -270,15 +255,7 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
     return Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
 
 
-def _to_numpy(tensor: Tensor, name: str) -> np.ndarray:
-    try:
-        values: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
-    except (TypeError, RuntimeError) as error:  # sparse, or without values
-        raise ItemError(name, f"cannot read a tensor of layout {tensor.layout} on {tensor.device}") from error
-    return values
-
-
-def _find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
+def find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
     """Return the image or its encoded bytes, and its name as the start of messages."""
     prefix = ""
     if isinstance(source, Mapping):
@@ -289,29 +266,31 @@ def _find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # n
         return source, prefix
     if isinstance(source, np.ndarray | Tensor):
         return array_to_image(source, name), prefix
-    if isinstance(source, bytes):
-        data = source
-    elif isinstance(source, str) and source.startswith("data:image/"):
-        data = decode_base64(source.partition(",")[2], name)
+    if isinstance(source, str) and source.startswith("data:image/"):
+        source = decode_base64(source.partition(",")[2], name)
     elif isinstance(source, str | os.PathLike):
         prefix = f"image {os.fspath(source)!r}: "
-        data = fetch(str(source), name, MAX_IMAGE_BYTES) if is_url(source) else _read_file(source, name, prefix)
-    else:
+        source = _read_file(str(source), name, prefix)
+    if not isinstance(source, bytes):
         raise ItemError(name, f"{describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
-    if not data:
+    if not source:
         raise ItemError(name, f"{prefix}the image has zero bytes")
-    return data, prefix
+    return source, prefix
 
 
 def decode_base64(text: str, name: str) -> bytes:
     """Return the bytes that `text` encodes; errors start with `name`."""
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise ItemError(name, f"the image is not valid base64 ({error})") from error
 
 
-def _read_file(path: str | os.PathLike[str], name: str, prefix: str) -> bytes:
+def _read_file(path: str, name: str, prefix: str) -> bytes:
+    if is_url(path):
+        if read_url is None:
+            raise ItemError(name, f"{prefix}this code fetches nothing; pass the image itself")
+        return read_url(path, name)
     if not os.path.isfile(path):
         raise MissingFileError(name, f"{prefix}no such file")
     try:
@@ -323,154 +302,11 @@ def _read_file(path: str | os.PathLike[str], name: str, prefix: str) -> bytes:
         raise ItemError(name, f"{prefix}cannot read the file ({error})") from error
 
 
-def describe(value: Any) -> str:  # noqa: ANN401
-    """Return the type and a short form of any value, however deep or long, for error messages."""
-    return f"{type(value).__name__} {_REPR.repr(value)[:80]}"
-
-
-def allow_urls(private: bool = False) -> None:
-    """Let this process, and those it starts, fetch images from http and https URLs. By default none is fetched.
-
-    What was allowed before stays allowed.
-
-    Args:
-        private: Also allow private, loopback and link-local addresses, and use the proxies of the environment. Without
-            this no proxy is used, because the address of a host cannot be checked behind a proxy.
-    """
-    if private or not os.environ.get(ALLOW_URLS):
-        os.environ[ALLOW_URLS] = "private" if private else "public"
-
-
 def is_url(source: object) -> bool:
     """Whether `source` is an http or https URL."""
     return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
 
 
-def check_urls_allowed(url: str, name: str) -> str:
-    """Return which addresses are allowed, `"public"` or `"private"`.
-
-    Raises:
-        ItemError: None, so the image `url` of the item `name` cannot be used.
-    """
-    allowed = os.environ.get(ALLOW_URLS, "")
-    if allowed not in ("public", "private"):
-        raise ItemError(
-            name,
-            f"image {url!r}: URLs are not fetched unless you allow it: pass --allow-urls, call "
-            f"conjoin.processing.allow_urls() or set {ALLOW_URLS}=public",
-        )
-    return allowed
-
-
-def fetch(url: str, name: str, max_bytes: int) -> bytes:
-    """Return the body of a URL.
-
-    Raises:
-        ItemError: URLs are not allowed, or it cannot be fetched within the limits.
-    """
-    limits = _Limits(max_bytes, check_urls_allowed(url, name) == "private")
-    try:
-        parts = urlsplit(url)
-        path, query = (quote(part, safe=_RESERVED) for part in (parts.path, parts.query))
-        ascii_url = urlunsplit((parts.scheme, parts.netloc.encode("idna").decode(), path, query, ""))
-        request = urllib.request.Request(ascii_url, headers={"User-Agent": "Mozilla/5.0 (compatible; conjoin)"})
-        with _opener(limits).open(request, timeout=MAX_SECONDS) as response:
-            return b"".join(iter(partial(response.read, 2**16), b""))
-    except (OSError, http.client.HTTPException, ValueError, MemoryError) as error:
-        cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
-        words = f"it takes over {MAX_SECONDS:g} seconds" if isinstance(cause, TimeoutError) else cause
-        raise ItemError(name, f"image {url!r}: cannot fetch the image ({words})") from error
-
-
-class _Limits:
-    """What one fetch may use: its connections share the time and the bytes, also after redirects."""
-
-    def __init__(self, max_bytes: int, private: bool) -> None:
-        self.max_bytes, self.private = max_bytes, private
-        self._received = 0
-        self._end = time.monotonic() + MAX_SECONDS
-
-    def connect(self, address: tuple[str, int], *unused: object) -> socket.socket:
-        """Open a connection, as `socket.create_connection`, to an address that was checked."""
-        addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        hidden = [ip for ip in (str(entry[4][0]) for entry in addresses) if not self.private and not _is_public(ip)]
-        if hidden:
-            raise OSError(
-                f"the host {address[0]!r} has the address {hidden[0]}, which is not public; allow it by "
-                f"--allow-private-urls, allow_urls(private=True) or {ALLOW_URLS}=private"
-            )
-        failure = OSError(f"the host {address[0]!r} has no address")
-        for family, kind, protocol, _, where in addresses:
-            connection = self.limited(socket.socket)(family, kind, protocol)
-            try:
-                connection.settimeout(self._seconds_left())
-                connection.connect(where)
-                return connection
-            except OSError as error:
-                connection.close()
-                failure = error
-        raise failure
-
-    def limited(self, kind: type[socket.socket]) -> type[socket.socket]:
-        """Return a kind of socket that receives no more than the limits allow."""
-
-        def recv_into(connection: socket.socket, *args: Any) -> int:  # noqa: ANN401
-            connection.settimeout(self._seconds_left())
-            count = kind.recv_into(connection, *args)
-            self._received += count
-            if self._received > self.max_bytes:
-                raise OSError(f"it has over {self.max_bytes} bytes")
-            return count
-
-        return type(kind.__name__, (kind,), {"recv_into": recv_into})
-
-    def _seconds_left(self) -> float:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-
-class _Handler(urllib.request.AbstractHTTPHandler):
-    """Opens http and https URLs by the connections of `_Limits`."""
-
-    def __init__(self, limits: _Limits) -> None:
-        super().__init__()
-        self.limits = limits
-        self.tls = ssl.create_default_context()
-        self.tls.sslsocket_class = limits.limited(ssl.SSLSocket)  # type: ignore[assignment]
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, http.client.HTTPSConnection), request, context=self.tls)
-
-    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
-
-    def _connection(self, kind: Any, host: str, **options: Any) -> Any:  # noqa: ANN401
-        connection = kind(host, **options)
-        connection._create_connection = self.limits.connect
-        return connection
-
-
-def _opener(limits: _Limits) -> urllib.request.OpenerDirector:
-    """An opener of http and https alone; proxies of the environment only where addresses are not checked."""
-    opener = urllib.request.OpenerDirector()
-    kinds = urllib.request
-    for kind in (kinds.HTTPRedirectHandler, kinds.HTTPDefaultErrorHandler, kinds.HTTPErrorProcessor):
-        opener.add_handler(kind())
-    opener.add_handler(kinds.UnknownHandler())
-    opener.add_handler(_Handler(limits))
-    if limits.private:
-        opener.add_handler(kinds.ProxyHandler())
-    return opener
-
-
-def _is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, also one that holds an address of IPv4."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
-        ip = ip.ipv4_mapped or ip.sixtofour or translated or ip
-    return ip.is_global and not ip.is_multicast
+def describe(value: Any) -> str:  # noqa: ANN401
+    """Return the type and a short form of any value, however deep or long, for error messages."""
+    return f"{type(value).__name__} {_REPR.repr(value)[:80]}"

@@ -9,26 +9,11 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
-from .input_types import check_processor_type, concatenated, only_image
 from .item_error import ItemError
 from .item_images import process_image
-from .item_inputs import (
-    EMPTY_TEXTS,
-    OFF,
-    Item,
-    chat_options,
-    check_return_tensors,
-    check_unicode,
-    conversations,
-    cut_text,
-    instructions_of,
-    item_names,
-    parse_items,
-    text_limit,
-    warn_of_cuts,
-    without_special_words,
-)
-from .sentence_files import SentenceFilesMixin
+from .item_inputs import Item, check_unicode, item_names, only_image, parse_items
+from .sentence_files import OFF, SentenceFilesMixin, check_call, instructions_of
+from .texts import cut_text, text_limit, warn_of_cuts, without_special_words
 
 
 class ImageTextProcessor(SentenceFilesMixin):
@@ -62,15 +47,11 @@ class ImageTextProcessor(SentenceFilesMixin):
         prompts: dict[str, str] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
-        self.set_prompts(prompts)
+        self.set_options(empty_text, input_type, prompts)
         if text_padding not in ("longest", "max_length"):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
-        if empty_text not in EMPTY_TEXTS:
-            raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
         self.max_text_length = max_text_length
         self.text_padding = text_padding
-        self.empty_text = empty_text
-        self.input_type = check_processor_type(input_type)
 
     @classmethod
     def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
@@ -130,12 +111,10 @@ class ImageTextProcessor(SentenceFilesMixin):
         Raises:
             ValueError: An item cannot be used, or an option is invalid; the message names it.
         """
-        check_return_tensors(return_tensors)
         if items is None:
             items = self._zip_items(images, text)
-        parsed = parse_items(concatenated(items, self.input_type, ids), ids, self.empty_text, self._read_image)
-        if not parsed:
-            raise ValueError("got an empty list of items")
+        check_call(items, return_tensors)
+        parsed = parse_items(items, ids, self._read_image, empty_text=self.empty_text, input_type=self.input_type)
         names = item_names(len(parsed), ids)
         batch = self._image_batch([only_image(item, name) for item, name in zip(parsed, names, strict=True)])
         given = zip(instructions_of(instruction, len(parsed)), names, strict=True)
@@ -143,19 +122,6 @@ class ImageTextProcessor(SentenceFilesMixin):
         texts = [_join_texts(asked, item) for asked, item in zip(instructions, parsed, strict=True)]
         limit = None if truncation in OFF else text_limit(self.tokenizer, max_length or self.max_text_length)
         return BatchFeature(batch | self._text_batch(texts, names, limit, padding not in OFF and self.text_padding))
-
-    def apply_chat_template(  # type: ignore[override]
-        self,
-        conversation: Sequence[Any],
-        chat_template: str | None = None,
-        processor_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> BatchFeature:
-        """Read one conversation or a batch of them as items, as sentence-transformers passes its inputs.
-
-        The parts of all messages are read in order, a system prompt first. No template text is added.
-        """
-        return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
 
     @staticmethod
     def _zip_items(images: Sequence[Any] | None, text: Sequence[str] | None) -> list[Any]:
@@ -189,7 +155,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         rows = [name for name, text in zip(names, texts, strict=True) if text is not None]
         present = [text for text in texts if text is not None]
         if limit is not None:
-            present = [cut_text(text, self.tokenizer, limit, name) for text, name in zip(present, rows, strict=True)]
+            present = [cut_text(text, self.tokenizer, limit) for text in present]
         if not present:
             return {}
         encoded = self.tokenizer(
@@ -206,7 +172,11 @@ class ImageTextProcessor(SentenceFilesMixin):
         keys = ("input_ids", "attention_mask", "special_tokens_mask")
         tensors = {key: torch.tensor(encoded[key]) for key in keys}
         if limit is not None:
-            self._warn_of_cuts(encoded, present, rows, limit)
+            lengths = map(sum, encoded["attention_mask"])
+            full = [(name, text) for name, text, size in zip(rows, present, lengths, strict=True) if size >= limit]
+            options = {"split_special_tokens": True, "verbose": False}
+            cut = [name for name, text in full if len(self.tokenizer(text, **options)["input_ids"]) > limit]
+            warn_of_cuts(cut, limit, self.tokenizer)
         empty = tensors["special_tokens_mask"].all(dim=1).tolist()
         for name, text, is_empty in zip(rows, present, empty, strict=True):
             if text and is_empty:
@@ -214,17 +184,6 @@ class ImageTextProcessor(SentenceFilesMixin):
         words, special = tensors["input_ids"], tensors["special_tokens_mask"]
         tensors["input_ids"] = without_special_words(words, special, self.tokenizer)
         return _spread(tensors, [text is not None for text in texts], "text_mask")
-
-    def _warn_of_cuts(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
-        if encoded.encodings is not None:
-            is_cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
-        else:  # a tokenizer in Python
-            options = {"split_special_tokens": True, "verbose": False}
-            is_cut = [
-                sum(mask) >= limit and len(self.tokenizer(text, **options)["input_ids"]) > limit
-                for text, mask in zip(texts, encoded["attention_mask"], strict=True)
-            ]
-        warn_of_cuts([name for name, cut in zip(names, is_cut, strict=True) if cut], limit, self.tokenizer)
 
 
 def _join_texts(instruction: str | None, item: Item) -> str | None:
@@ -242,6 +201,3 @@ def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> 
     for key, value in tensors.items():
         spread[key][mask] = value
     return spread | {mask_name: mask}
-
-
-__all__ = ["ImageTextProcessor"]

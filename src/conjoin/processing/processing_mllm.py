@@ -1,6 +1,7 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,40 +12,25 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
-from .input_types import check_processor_type, concatenated
 from .item_error import ItemError
 from .item_images import load_image, process_image
-from .item_inputs import (
-    EMPTY_TEXTS,
-    OFF,
-    Item,
-    chat_options,
-    check_list,
-    check_return_tensors,
-    check_text,
-    conversations,
-    instructions_of,
-    item_names,
-    parse_item,
-)
-from .mllm_prompts import Ask, ChatPromptWriter, Piece, PromptWriter
-from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin
+from .item_inputs import Item, check_text, item_names, parse_item
+from .mllm_prompts import Piece, Prompt, PromptWriter
+from .sentence_files import OFF, SETTINGS, TRANSFORMER, SentenceFilesMixin, check_call, instructions_of
 
-ASK = "Summarize above {} in one word: "
+REQUEST = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
-CHATML = {"start": "<|im_start|>user\n", "end": "<|im_end|>\n<|im_start|>assistant\n", "ask": ASK}
-QWEN = CHATML | {"image_start": "<|vision_start|>", "image_end": "<|vision_end|>"}
-SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+_CHATML = {"start": "<|im_start|>user\n", "end": "<|im_end|>\n<|im_start|>assistant\n", "request": REQUEST}
+_QWEN = _CHATML | {"image": "<|vision_start|><|image_pad|><|vision_end|>"}
+_SYSTEM = {"start": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"}
 TEMPLATES = {
-    "internvl": CHATML | {"image_start": "<img>", "image_end": "</img>\n"},
-    "llava": {"start": "<s>USER: ", "image_start": "", "image_end": "\n", "ask": ASK, "end": "ASSISTANT: "},
-    "qwen2_5_vl": QWEN | {"start": SYSTEM + CHATML["start"]},
-    "qwen2_vl": QWEN | {"start": SYSTEM + CHATML["start"]},
-    "qwen3_vl": QWEN,
+    "internvl": _CHATML | {"image": "<IMG_CONTEXT>\n"},  # its processor adds <img> and </img>
+    "llava": {"start": "<s>USER: ", "image": "<image>\n", "end": "ASSISTANT: ", "request": REQUEST},
+    "qwen2_5_vl": _QWEN | _SYSTEM,
+    "qwen2_vl": _QWEN | _SYSTEM,
+    "qwen3_vl": _QWEN,
 }
-"""The text around and between the parts of an item, by architecture."""
-_NO_VARIABLES = ("restore_suffix", "padding", "truncation", "max_length")
-"""Options of sentence-transformers that stand beside the variables of a chat template."""
+"""The text around the parts of an item, and what stands for an image, by architecture."""
 
 
 class Picture(NamedTuple):
@@ -53,6 +39,20 @@ class Picture(NamedTuple):
     pixels: Tensor
     grid: Tensor | None
     tokens: int
+
+
+def retriever_template(start: str, image: str, request: str, end: str) -> str:
+    """Return the chat template, in Jinja, of a retriever without one of its own.
+
+    Args:
+        start: What precedes the item.
+        image: What stands for an image.
+        request: Follows the item; `{}` becomes "image", "sentence" or "image and sentence".
+        end: Precedes the readout token.
+    """
+    texts = {"start": start, "image": image, "request": request, "end": end}
+    head = "".join(f"{{%- set {name} = {json.dumps(text)} -%}}\n" for name, text in texts.items())
+    return head + Path(__file__).with_name("retriever.jinja").read_text(encoding="utf-8")
 
 
 class MllmRetrieverProcessor(SentenceFilesMixin):
@@ -70,11 +70,10 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         tokenizer: The backbone's tokenizer, which knows `image_token` and `ret_token`.
         image_token: The placeholder of image features.
         ret_token: The readout token; None for a prompt without one (`readout="last"`).
-        template: The texts `start`, `image_start`, `image_end`, `ask` and `end`; one of `TEMPLATES`.
         tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, whose patch grid gives the number.
         max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
         max_text_length: Longest text in tokens, with the instruction before it; no limit when None.
-        chat_template: With `sentence_files`, what writes the prompts. Else unused.
+        chat_template: What writes the prompts, in Jinja; `from_mllm` makes it.
         empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
             An empty text beside an image is left out.
         input_type: How an item with several images is read: `"seq"` (images and texts in their order), or `"cat"` (the
@@ -84,12 +83,12 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         resize_first: Resize each image to whole tokens, 4 to 16,384 of them, before the image processor resizes it to
             its own limits (GME).
         sentence_files: Of a published embedder, the content of the files by which sentence-transformers reads it, by
-            path. Prompts are then those of `chat_template`, an instruction is the system message, and an item without
-            one gets the embedder's default prompt, if it has one. See `conjoin.hub.load_embedder`.
+            path. `chat_template` is then its own, and an item without an instruction gets its default prompt, if it
+            has one. See `conjoin.hub.load_embedder`.
 
     Raises:
-        ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
-            `max_text_length` is out of range.
+        ValueError: The tokenizer does not know the image token or the readout token, there is no template, or an
+            option is out of range.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         tokenizer: Any = None,  # noqa: ANN401
         image_token: str = "<|image_pad|>",
         ret_token: str | None = "[RET]",
-        template: dict[str, str] | None = None,
         tokens_per_picture: int | None = None,
         max_length: int | None = None,
         chat_template: str | None = None,
@@ -110,26 +108,19 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         sentence_files: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        if not chat_template:
+            raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm writes one")
         self.sentence_files = sentence_files
-        self.set_prompts((sentence_files or {}).get(SETTINGS, {}).get("prompts") if prompts is None else prompts)
+        own_prompts = (sentence_files or {}).get(SETTINGS, {}).get("prompts")
+        self.set_options(empty_text, input_type, own_prompts if prompts is None else prompts)
         self.image_token = image_token
         self.ret_token = ret_token
-        self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)
         self.tokens_per_picture = tokens_per_picture
         self.max_length = max_length
         self.max_text_length = max_text_length
-        self.empty_text = empty_text
         self.resize_first = resize_first
-        self.input_type = check_processor_type(input_type)
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
-        if sentence_files is not None and not chat_template:
-            raise ValueError("sentence_files without chat_template: an embedder's prompts are those of its template")
-        if empty_text not in EMPTY_TEXTS:
-            raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
-        absent = [key for key in QWEN if key not in self.template]
-        if absent:
-            raise ValueError(f"template lacks {absent}; expected {list(QWEN)}")
         for token in (image_token, ret_token):
             if token is not None and token not in tokenizer.get_vocab():
                 raise ValueError(
@@ -156,31 +147,33 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             max_pixels: Larger images are reduced to this many pixels (Qwen; PUMA: `300 * 28 * 28`).
             ret_token: As for the class.
             revision: Branch, tag or commit on the Hub.
-            kwargs: Other arguments of the class. `max_length` defaults to the language model's number of positions.
+            kwargs: Other arguments of the class. `max_length` defaults to the language model's number of positions,
+                `chat_template` to the retriever's own, see `TEMPLATES`.
 
         Raises:
             ValueError: The architecture is unknown, its resolution is fixed but pixel limits are given, or not
                 `0 < min_pixels <= max_pixels`.
         """
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, revision=revision)
+        options: dict[str, Any] = {"trust_remote_code": False, "revision": revision}
+        config = AutoConfig.from_pretrained(checkpoint, **options)
         if config.model_type not in TEMPLATES:
             raise ValueError(f"{config.model_type!r} is not a supported MLLM; expected one of {sorted(TEMPLATES)}")
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, **options)
         if ret_token is not None:
             tokenizer.add_tokens([ret_token], special_tokens=True)
-        image_processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False, revision=revision)
+        image_processor = AutoImageProcessor.from_pretrained(checkpoint, **options)
         if config.model_type.startswith("qwen"):
-            size = dict(image_processor.size)
             limits = {"shortest_edge": min_pixels, "longest_edge": max_pixels}
-            image_processor.size = size = size | {key: value for key, value in limits.items() if value is not None}
+            size = dict(image_processor.size) | {name: value for name, value in limits.items() if value is not None}
             least, most = size["shortest_edge"], size["longest_edge"]
             if not 0 < least <= most:
                 raise ValueError(f"min_pixels={least}, max_pixels={most}; expected 0 < min_pixels <= max_pixels")
+            image_processor.size = size
         else:
             kwargs.setdefault("tokens_per_picture", config.image_seq_length)
             if min_pixels is not None or max_pixels is not None:
                 raise ValueError(f"{config.model_type!r} has a fixed resolution; omit min_pixels and max_pixels")
-        kwargs.setdefault("template", TEMPLATES[config.model_type])
+        kwargs["chat_template"] = kwargs.get("chat_template") or retriever_template(**TEMPLATES[config.model_type])
         if kwargs.get("max_length") is None:  # some tokenizers have no limit
             kwargs["max_length"] = config.get_text_config().max_position_embeddings
         image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
@@ -226,35 +219,26 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             TypeError: `items` is a single item rather than a list.
             ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
-        check_return_tensors(return_tensors)
-        check_list(items)
-        if not items:
-            raise ValueError("got an empty list of items")
+        check_call(items, return_tensors)
         names = item_names(len(items), ids)
-        items = concatenated(items, self.input_type, ids)
-        parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
-        if self.sentence_files is not None:
-            settings = self.sentence_files.get(SETTINGS, {})
-            default = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or None
-            instructions = [default if each is None else each for each in instructions]
+        pairs = zip(items, instructions_of(instruction, len(items)), names, strict=True)
+        read = [self._read_item(*each) for each in pairs]
+        parsed = [item for item, _ in read]
+        prompts = [
+            Prompt(tuple(part if isinstance(part, str) else None for part in item.parts), told or None)
+            for item, told in read
+        ]
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
-        asks = [
-            Ask(tuple(part if isinstance(part, str) else None for part in item.parts), instruction or None)
-            for item, instruction in zip(parsed, instructions, strict=True)
-        ]
-        writer = self._writer()
+        limits = {} if truncation in OFF else {"max_length": limit, "max_text_length": self.max_text_length}
         image_lengths = [[image.tokens for image in item.images] for item in parsed]
-        cuts = truncation not in OFF
-        prompts = writer.write(
-            asks, image_lengths, limit if cuts else None, self.max_text_length if cuts else None, names
-        )
-        for name, prompt in zip(names, prompts, strict=True):
-            if not any(piece.ids for piece in prompt):
+        written = self.prompt_writer().write(prompts, image_lengths, names, **limits)
+        for name, pieces in zip(names, written, strict=True):
+            if not any(piece.ids for piece in pieces):
                 raise ItemError(name, "the prompt is empty: this model adds nothing to a text, and the text is empty")
-        if padding in OFF and len({sum(len(piece.ids) for piece in prompt) for prompt in prompts}) > 1:
+        if padding in OFF and len({sum(len(piece.ids) for piece in pieces) for pieces in written}) > 1:
             raise ValueError(f"padding={padding!r}, but the prompts differ in length; pass items one by one")
-        batch = self._pad(prompts)
+        batch = self._pad(written)
         batch |= pad_pixels([item.images for item in parsed], batch["input_ids"].shape[1])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(flags) for flags in has.values()):  # one modality: its view is the whole item
@@ -263,33 +247,43 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             batch | {f"{name}_mask": torch.tensor(flags) for name, flags in has.items() if not all(flags)}
         )
 
-    def apply_chat_template(  # type: ignore[override]
-        self,
-        conversation: Sequence[Any],
-        chat_template: str | None = None,
-        processor_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> BatchFeature:
-        """Read one conversation or a batch of them as items, as sentence-transformers passes its inputs.
+    def prompt_writer(self) -> PromptWriter:
+        """Return what writes the prompts: the template with its variables."""
+        options: dict[str, Any] = {"empty_text": "embed", "ret_token": self.ret_token}  # items are checked already
+        of_embedder = self.sentence_files is not None
+        if of_embedder:
+            kwargs = (self.sentence_files or {}).get(TRANSFORMER, {}).get("processing_kwargs", {})
+            others = ("restore_suffix", "padding", "truncation", "max_length")  # which are no variables
+            options = {name: value for name, value in kwargs.get("chat_template", {}).items() if name not in others}
+        return PromptWriter(self.tokenizer, str(self.chat_template), options, self.image_token, of_embedder)
 
-        All parts are read in order; a system message, such as a prompt of sentence-transformers, is the
-        item's instruction.
+    def _read_item(self, value: Any, asked: str | None, name: str) -> tuple[Item, str | None]:  # noqa: ANN401
+        """Return an item without system messages, and its instruction: these, then what is asked.
+
+        Without both it is the default prompt of an embedder; an empty instruction is none.
         """
-        return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
-
-    def _writer(self) -> PromptWriter:
-        if self.sentence_files is None:
-            return PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token)
-        options = self.sentence_files.get(TRANSFORMER, {}).get("processing_kwargs", {}).get("chat_template", {})
-        options = {name: value for name, value in options.items() if name not in _NO_VARIABLES}
-        return ChatPromptWriter(self.tokenizer, str(self.chat_template), options, self.image_token)
+        told: list[str] = []
+        if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
+            spoken = [message for message in value if message.get("role") == "system"]
+            if spoken:
+                value = [message for message in value if message.get("role") != "system"]
+                system = parse_item(spoken, name)
+                if system.images:
+                    raise ItemError(name, "an image in a system message; expected texts, which are the instruction")
+                told += system.texts
+        item = parse_item(value, name, self._read_image, self.empty_text, self.input_type)
+        if asked and asked.strip():
+            told.append(check_text(asked, name))
+        if not told and asked is None and self.sentence_files is not None:
+            settings = self.sentence_files.get(SETTINGS, {})
+            return item, (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
+        return item, " ".join(text.strip() for text in told)
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""
         if self.resize_first:
-            source = _to_tokens(
-                load_image(source, name), self.image_processor.patch_size * self.image_processor.merge_size
-            )
+            side = self.image_processor.patch_size * self.image_processor.merge_size
+            source = _to_tokens(load_image(source, name), side)
         output = process_image(self.image_processor, source, name)
         pixels, grid = output["pixel_values"], output.get("image_grid_thw")
         if grid is not None:
@@ -330,33 +324,6 @@ def _to_tokens(image: Image.Image, side: int) -> Image.Image:
     return image.resize((tokens[0] * side, tokens[1] * side))
 
 
-def _read_items(
-    values: Sequence[Any],
-    instruction: str | Sequence[str | None] | None,
-    names: list[str],
-    empty_text: str,
-    read: Callable[[Any, str], Picture],
-) -> tuple[list[Item], list[str | None]]:
-    """Return items without system messages, and their instructions: the system message, then `instruction`.
-
-    An empty instruction is none, also for an embedder with a default prompt.
-    """
-    items, instructions = [], []
-    for value, asked, name in zip(values, instructions_of(instruction, len(values)), names, strict=True):
-        system: list[str] = []
-        if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
-            spoken = [message for message in value if message.get("role") == "system"]
-            value = [message for message in value if message.get("role") != "system"] if spoken else value
-            system_item = parse_item(spoken, name, read=read) if spoken else None
-            if system_item is not None and system_item.images:
-                raise ItemError(name, "an image in a system message; expected texts, which are the instruction")
-            system = system_item.texts if system_item is not None else []
-        items.append(parse_item(value, name, empty_text, read))
-        words = [*system, *([check_text(asked, name)] if asked and asked.strip() else [])]
-        instructions.append(" ".join(word.strip() for word in words) or (None if asked is None else ""))
-    return items, instructions
-
-
 def pad_pixels(images: Sequence[Sequence[Picture]], num_tokens: int) -> dict[str, Tensor]:
     """Return the pixel rows of each item as one row of a batch, given the images of each item.
 
@@ -382,6 +349,3 @@ def pad_pixels(images: Sequence[Sequence[Picture]], num_tokens: int) -> dict[str
         grids = [torch.cat([none, *(image.grid for image in some if image.grid is not None)]) for some in images]
         batch["image_grids"] = pad_sequence(grids, batch_first=True)
     return batch
-
-
-__all__ = ["TEMPLATES", "MllmRetrieverProcessor"]

@@ -1,65 +1,43 @@
-"""What sentence-transformers reads of a saved model, written beside the processor, so that every saved model has it.
+"""What sentence-transformers needs of a processor: the files by which it loads the model, and conversations as items.
 
 Every saved checkpoint contains this file, so it imports nothing of this package outside its folder.
 """
 
-import importlib.metadata
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import ProcessorMixin
+from transformers import BatchFeature, ProcessorMixin
 
-REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.17"}
+from .item_inputs import check_list
+
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+TRANSFORMER = "sentence_bert_config.json"
+SENTENCE_FILES = (MODULES, TRANSFORMER, SETTINGS)
+OFF = (False, "do_not_pad", "do_not_truncate")
+"""Values of `padding` and `truncation` that switch them off; all others leave them to the processor."""
 _EMBED = {"method": "forward", "method_output_name": "embeddings"}
 _FILES: dict[str, Any] = {
-    "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}],
-    "sentence_bert_config.json": {
+    MODULES: [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}],
+    TRANSFORMER: {
         "transformer_task": "feature-extraction",
-        "modality_config": {name: _EMBED for name in ("text", "image")}
-        | {"message": _EMBED | {"format": "structured"}},
+        "modality_config": {"text": _EMBED, "image": _EMBED, "message": _EMBED | {"format": "structured"}},
         "module_output_name": "sentence_embedding",
     },
 }
-MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
-TRANSFORMER = "sentence_bert_config.json"
-SENTENCE_FILES = (*_FILES, SETTINGS)
-
-
-def save_sentence_files(folder: str | Path, prompts: dict[str, str] | None = None) -> None:
-    """Write the files by which `SentenceTransformer(folder)` returns the model's own `embeddings`.
-
-    Prompts that are in the folder stay: sentence-transformers writes those of a model before it saves the processor.
-
-    Args:
-        folder: The folder of the model; it is made if it does not exist.
-        prompts: As for `sentence_settings`.
-    """
-    folder = Path(folder)
-    for name, content in _FILES.items():
-        write_json_file(folder / name, content)
-    if not (folder / SETTINGS).exists():
-        write_json_file(folder / SETTINGS, sentence_settings(prompts))
 
 
 def sentence_settings(prompts: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return the settings of a `SentenceTransformer`: its prompts, the versions that wrote it, those that it needs.
+    """Return the settings of a `SentenceTransformer`: its prompts, and the versions of libraries that it needs.
 
     Args:
         prompts: Instructions by name. `encode_query` uses `query`, `encode_document` uses `document`; both are empty
             unless given.
     """
-    packages = {"sentence_transformers": "sentence-transformers", "transformers": "transformers", "pytorch": "torch"}
-    versions = {}
-    for name, package in packages.items():
-        try:
-            versions[name] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # a checkpoint needs no sentence-transformers
-            continue
     return {
         "model_type": "SentenceTransformer",
-        "__version__": versions,
-        "requirements": REQUIREMENTS,
+        "requirements": {"sentence-transformers": ">=6.0", "transformers": ">=5.17"},
         "prompts": {"query": "", "document": ""} | (prompts or {}),
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
@@ -67,9 +45,20 @@ def sentence_settings(prompts: dict[str, str] | None = None) -> dict[str, Any]:
 
 
 class SentenceFilesMixin(ProcessorMixin):
-    """A processor that is saved with what sentence-transformers reads of its model."""
+    """A processor that sentence-transformers calls, and that is saved with what it reads of its model."""
 
     prompts: dict[str, str] | None = None
+
+    def set_options(self, empty_text: str, input_type: str, prompts: dict[str, str] | None) -> None:
+        """Check and set how items are read, and the prompts.
+
+        Raises:
+            ValueError: One of them is none of the processor's.
+        """
+        if empty_text not in ("error", "embed"):
+            raise ValueError(f"empty_text={empty_text!r}; expected one of ('error', 'embed')")
+        self.empty_text, self.input_type = empty_text, check_processor_type(input_type)
+        self.set_prompts(prompts)
 
     def set_prompts(self, prompts: Any) -> None:  # noqa: ANN401
         """Set the prompts that are saved with the processor.
@@ -77,13 +66,30 @@ class SentenceFilesMixin(ProcessorMixin):
         Raises:
             ValueError: They are not texts by name.
         """
-        if prompts is not None and not (
-            isinstance(prompts, dict) and all(isinstance(t, str) for t in prompts.values())
-        ):
-            raise ValueError(
-                f'prompts={prompts!r}; expected instructions by name, such as {{"query": "Find an image."}}'
-            )
+        if prompts is not None:
+            if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+                example = '{"query": "Find an image."}'
+                raise ValueError(f"prompts={prompts!r}; expected instructions by name, such as {example}")
         self.prompts = prompts
+
+    def apply_chat_template(  # type: ignore[override]
+        self,
+        conversation: Sequence[Any],
+        chat_template: str | None = None,
+        processor_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> BatchFeature:
+        """Read one conversation or a batch of them as items, as sentence-transformers passes its inputs.
+
+        Of the arguments, `max_length`, `padding` and `truncation` count, which it passes as
+        `processor_kwargs["text_kwargs"]`. It renders short texts with `padding=False` to find the tokens that end each
+        prompt, and writes these tokens over the end of each truncated text. Where its batch mixes conversations with
+        other items, each conversation is the only part of a message (`{"type": "message", "message": [...]}`).
+        """
+        batch = [conversation] if conversation and isinstance(conversation[0], Mapping) else conversation
+        items = [_unwrapped(messages) if isinstance(messages, list) else messages for messages in batch]
+        given = kwargs | (processor_kwargs or {}).get("text_kwargs", {})
+        return self(items, **{name: given[name] for name in ("max_length", "padding", "truncation") if name in given})
 
     def save_pretrained(
         self,
@@ -91,27 +97,73 @@ class SentenceFilesMixin(ProcessorMixin):
         push_to_hub: bool = False,
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401 - the library's list of files
-        """Save the processor, and beside it the files of sentence-transformers; `push_to_hub` then uploads all."""
-        save_sentence_files(save_directory, self.prompts)
+        """Save the processor, and beside it the files of sentence-transformers; `push_to_hub` then uploads all.
+
+        Prompts that are in the folder stay: sentence-transformers writes those of a model before it saves this.
+        """
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in _FILES.items():
+            write_json_file(folder / name, content)
+        if not (folder / SETTINGS).exists():
+            write_json_file(folder / SETTINGS, sentence_settings(self.prompts))
         saved = super().save_pretrained(save_directory)
         if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+            self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
         return saved
 
 
+def check_call(items: Sequence[Any], return_tensors: str | None) -> None:
+    """Refuse what a processor cannot return.
+
+    Raises:
+        TypeError: `items` is a single item rather than a list.
+        ValueError: There are no items, or tensors of another library are asked for.
+    """
+    check_list(items)
+    if len(items) == 0:
+        raise ValueError("got an empty list of items")
+    if return_tensors not in ("pt", None):
+        raise ValueError(f'return_tensors={return_tensors!r}; expected "pt": a batch holds PyTorch tensors')
+
+
+def instructions_of(instruction: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """Return the instruction of each of `count` items: one for all, or one for each.
+
+    Raises:
+        ValueError: There is another number of them.
+    """
+    given = [instruction] * count if instruction is None or isinstance(instruction, str) else list(instruction)
+    if len(given) != count:
+        raise ValueError(f"{len(given)} instructions for {count} items; pass one for all, or one for each")
+    return given
+
+
+def check_processor_type(input_type: str) -> str:
+    """Return `input_type` if a processor can apply it: each of its items becomes one.
+
+    Raises:
+        ValueError: It is not `"seq"` or `"cat"`.
+    """
+    if input_type not in ("seq", "cat"):
+        average = '"avg" averages embeddings, so only an encoder (load_encoder) takes it'
+        raise ValueError(f'input_type={input_type!r}; a processor takes "seq" or "cat"; {average}')
+    return input_type
+
+
+def _unwrapped(messages: list[Any]) -> list[Any]:
+    """Return messages, with a conversation in the place of a message that holds nothing else."""
+    inner: list[Any] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        part = content[0] if isinstance(content, list) and len(content) == 1 else None
+        if isinstance(part, Mapping) and part.get("type") == "message":
+            inner += part["message"] if isinstance(part.get("message"), list) else [part.get("message")]
+        else:
+            inner.append(message)
+    return inner
+
+
 def write_json_file(path: Path, content: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Write a JSON file, and the folder around it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-__all__ = [
-    "MODULES",
-    "SENTENCE_FILES",
-    "SETTINGS",
-    "TRANSFORMER",
-    "SentenceFilesMixin",
-    "save_sentence_files",
-    "sentence_settings",
-    "write_json_file",
-]

@@ -11,7 +11,7 @@ import datasets
 
 from conjoin.data.pairs import PairSource, open_pairs
 from conjoin.data.row_images import ALLOW_ROOTS
-from conjoin.processing.item_images import ALLOW_URLS
+from conjoin.processing.urls import ALLOW_URLS
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import local_folder, writing

@@ -18,7 +18,8 @@ from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_list, instructions_of, item_names
+from conjoin.processing.item_inputs import check_list, item_names
+from conjoin.processing.sentence_files import instructions_of
 from conjoin.progress import progress
 from conjoin.retrieval.vectors import check_dims, truncate
 from conjoin.storage import model_fingerprint, processor_digest

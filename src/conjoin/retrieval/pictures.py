@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from conjoin.data.row_images import check_image_path, folders_beside, is_inside, is_uri, map_images
-from conjoin.processing.input_types import concatenate_images
-from conjoin.processing.item_images import load_image
+from conjoin.processing.item_images import concatenate_images, load_image
 
 if TYPE_CHECKING:
     from conjoin.retrieval.search import Searchable

@@ -11,10 +11,9 @@ from sentence_transformers.base.modules import Module, Normalize, Router, Transf
 from transformers import PreTrainedModel
 
 from conjoin.hub.load import loading
-from conjoin.processing.input_types import only_image
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, pad_to_square
-from conjoin.processing.item_inputs import Item, parse_items
+from conjoin.processing.item_inputs import Item, only_image, parse_items
 from conjoin.retrieval.encoder import ItemEncoder, Role
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
 

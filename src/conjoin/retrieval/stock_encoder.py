@@ -17,10 +17,10 @@ from transformers.models.auto.modeling_auto import (
 
 from conjoin.constants import POOLINGS
 from conjoin.hub.load import loading
-from conjoin.processing.input_types import only_image
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import load_image, process_image
-from conjoin.processing.item_inputs import cut_text, parse_items, text_limit
+from conjoin.processing.item_inputs import only_image, parse_items
+from conjoin.processing.texts import cut_text, text_limit
 from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import part_digest, settings_digest
 

@@ -112,7 +112,8 @@ def read_items(values: Sequence[tuple[str | None, Sequence[str]]], limits: Limit
 
 def _read_source(source: str, name: str, limits: Limits) -> Picture:
     """Read a data URI or what a URL holds."""
-    from conjoin.processing.item_images import decode_base64, fetch, is_url
+    from conjoin.processing.item_images import decode_base64, is_url
+    from conjoin.processing.urls import fetch
 
     if is_url(source):
         return read_picture(fetch(source, name, limits.image_bytes), name, limits)

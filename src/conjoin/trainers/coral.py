@@ -23,7 +23,7 @@ from conjoin.models.mllm_retriever.prompt_rows import move_to_front
 from conjoin.models.mllm_retriever.pruned_checkpoint import INDEX, SINGLE, fetch_small_files
 from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.mllm_prompts import NOUNS
+from conjoin.processing.mllm_prompts import Prompt
 from conjoin.trainers.queries import QueryCandidateConfig, QueryCandidateTrainer, query_info_nce
 
 HEAD = "lm_head.weight"
@@ -267,7 +267,7 @@ class PromptFrame(NamedTuple):
 
     Args:
         start: Number of tokens before the item.
-        ends: `(2, 2)` number of tokens after it, by whether it has images and whether it has texts.
+        ends: `(2,)` number of tokens after an item with a text, by whether it has images.
         outside: Ids of special tokens, and of line breaks, which the template puts between the parts.
         spaces: Ids of other whitespace; at the start of a text it is the template's.
     """
@@ -284,16 +284,17 @@ class PromptFrame(NamedTuple):
         def count(text: str) -> int:
             return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-        template, ret, tokenizer = processor.template, processor.ret_token or "", processor.tokenizer
-        ends = torch.zeros(2, 2, dtype=torch.long)
-        for modalities, noun in NOUNS.items():
-            request = f"\n{template['ask'].format(noun)}{template['end']}{ret}"
-            ends[*map(int, modalities)] = count(request) - count("\n")
+        writer, tokenizer = processor.prompt_writer(), processor.tokenizer
+        starts, ends = [], []
+        for parts in (("...",), (None, "...")):
+            before, _, after = writer.render(Prompt(parts)).partition("...")
+            starts.append(count(before.rstrip(" ")))
+            ends.append(count(after) - count("\n"))
         texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
         breaks = [token for token, text in enumerate(texts) if not text.strip() and "\n" in text]
         spaces = [token for token, text in enumerate(texts) if not text.strip() and "\n" not in text]
         outside = torch.tensor([*tokenizer.added_tokens_encoder.values(), *breaks], dtype=torch.long)
-        return cls(count(template["start"].rstrip(" ")), ends, outside, torch.tensor(spaces, dtype=torch.long))
+        return cls(starts[0], torch.tensor(ends), outside, torch.tensor(spaces, dtype=torch.long))
 
     def own_tokens(self, inputs: Mapping[str, Any], image_token_id: int) -> tuple[Tensor, Tensor]:
         """Return the ids `(N, T)` of the prompts, in front, `IMAGE` for image tokens, and which are the items' own.
@@ -310,7 +311,7 @@ class PromptFrame(NamedTuple):
         has_text = inputs.get("text_mask")
         if has_text is None:  # the same for all items
             has_text = torch.full_like(lengths, "text_view_mask" in inputs or inputs.get("pixel_values") is None)
-        ends = self.ends.to(ids.device)[is_image.any(1).long(), has_text.long()]
+        ends = self.ends.to(ids.device)[is_image.any(1).long()]
         inside = (positions >= self.start) & (positions < (lengths - ends)[:, None]) & has_text.bool()[:, None]
         is_text = inside & ~is_image & ~torch.isin(ids, self.outside.to(ids.device))
         first = is_text & ~F.pad(is_text[:, :-1], (1, 0))

@@ -35,8 +35,7 @@ from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.processing.input_types import check_processor_type
-from conjoin.processing.sentence_files import SentenceFilesMixin
+from conjoin.processing.sentence_files import SentenceFilesMixin, check_processor_type
 from conjoin.trainers.base import RetrievalConfig, last_checkpoint, load_trainable
 from conjoin.trainers.peft import find_part, quantize
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import picture
-from conjoin.processing.input_types import apply_input_type, concatenated
+from conjoin.processing.input_types import apply_input_type
 from conjoin.trainers.solar_masks import ROLES, align, construct_samples, fit_threshold, pair_tokens, segment_patches
 
 PANEL_PIXELS, SHORTEST_SIDE = 640, 280
@@ -97,7 +97,7 @@ def fit_thresholds(model: Any, processor: Any, pairs: Sequence[Any]) -> dict[str
     """
     if len(pairs) < 2:
         raise ValueError(f"{len(pairs)} pairs have no scores between different pairs; expected at least 2")
-    _, output = _embed(model, processor, concatenated(pairs, "cat"))
+    _, output = _embed(model, processor, [apply_input_type(pair, "cat")[0] for pair in pairs])
     scores = align(pair_tokens(output))
     return {
         name: float(fit_threshold(part).threshold) for name, part in zip(("image", "text"), scores[1:], strict=True)

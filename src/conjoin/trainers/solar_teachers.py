@@ -29,7 +29,8 @@ from conjoin.data.training_rows import JoinedRows
 from conjoin.hub import loading
 from conjoin.models.joint_encoder import JointEncoderOutput
 from conjoin.processing import ImageTextProcessor, load_image
-from conjoin.processing.item_inputs import cut_text, item_names, text_limit, without_special_words
+from conjoin.processing.item_inputs import item_names
+from conjoin.processing.texts import cut_text, text_limit, without_special_words
 from conjoin.storage import rows_digest, settings_digest, tokenizer_digest, weights_digest
 from conjoin.trainers.precompute import precompute
 
