@@ -238,10 +238,12 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
     Raises:
         ValueError: Another shape, type or range; the message starts with `name`.
     """
-    if isinstance(array, np.ndarray):
-        values, dims = array, (2, 0)
-    else:
-        values, dims = (array.float() if array.is_floating_point() else array).numpy(force=True), (0, 2)
+    try:
+        plain = array.float() if isinstance(array, Tensor) and array.is_floating_point() else array
+        values: np.ndarray = plain.numpy(force=True) if isinstance(plain, Tensor) else plain
+    except (TypeError, RuntimeError) as error:  # sparse, or without values
+        raise ItemError(name, f"cannot read a tensor as an image ({error})") from error
+    dims = (0, 2) if isinstance(array, Tensor) else (2, 0)
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)
     axes = [axis for axis in dims if values.ndim == 3 and values.shape[axis] in (1, 3, 4)]
