@@ -7,23 +7,11 @@
 An item of at most one image is the same under each of them. The paper does not say how images are concatenated.
 """
 
-import io
-import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile, zip_longest
 from typing import Any
 
-from PIL import Image
-
-from conjoin.processing.item_images import (
-    MAX_HEIGHT,
-    MAX_IMAGE_PIXELS,
-    concatenate_images,
-    find_image,
-    is_url,
-    load_image,
-    open_image,
-)
+from conjoin.processing.item_images import MAX_HEIGHT, concatenate_images, load_image
 from conjoin.processing.item_inputs import ImageSource, item_parts
 
 INPUT_TYPES = ("seq", "cat", "avg")
@@ -76,24 +64,6 @@ def apply_input_type(value: Any, input_type: str, name: str = "item") -> list[An
 def count_images(value: Any, name: str = "item") -> int:  # noqa: ANN401
     """Return the number of images of an item, without reading them; raises as `item_parts` for unknown kinds."""
     return sum(isinstance(part, ImageSource) for part in item_parts(value, name))
-
-
-def image_pixels(source: Any) -> int:  # noqa: ANN401
-    """Return how many pixels an image has that `load_image` takes, by its header.
-
-    It is 0 for what cannot be read, and the most that there may be for a URL, which is not fetched.
-    """
-    if is_url(source):
-        return MAX_IMAGE_PIXELS
-    try:
-        if isinstance(source, str | os.PathLike) and not str(source).startswith("data:"):
-            with open_image(source) as image:
-                return image.width * image.height
-        data, _ = find_image(source, "item")
-        image = data if isinstance(data, Image.Image) else open_image(io.BytesIO(data))
-    except Exception:  # readers of headers raise many kinds on damaged files
-        return 0
-    return image.width * image.height
 
 
 def _one_image_each(parts: Sequence[str | ImageSource]) -> list[list[str | ImageSource]]:
