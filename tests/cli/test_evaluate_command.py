@@ -6,7 +6,6 @@ import re
 
 import datasets
 import mini_mbeir
-import mini_merit
 import pytest
 from PIL import Image
 
@@ -57,48 +56,6 @@ def test_mbeir(model, mini, tmp_path, capsys):
     assert (out / "report.html").is_file() and (out / "runs/global/oven_task8.txt").is_file()
     assert main([*command, "--quiet", "--pools", "global", "--hubness-penalty", "0.2"]) == 0
     assert "local" not in capsys.readouterr().out
-
-
-def test_merit(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    few = functools.partial(EmojiSample, limit=40, cache_dir=str(tmp_path / "emoji"))
-    monkeypatch.setattr(sample, "EmojiSample", few)
-    data, out = tmp_path / "merit", tmp_path / "out"
-    mini_merit.make_mini_merit(data, train_queries=3, validation_queries=3, test_queries=9)
-    command = ["evaluate", model, "--benchmark", "merit", "--data", str(data), "--out", str(out), "--quiet"]
-    assert main([*command, "--input", "avg", "--exclude-query-products", "--without", "title"]) == 0
-    printed = capsys.readouterr().out
-    assert "test, MRR@10 (9 queries)" in printed and "By subset" in printed and "By language" in printed
-    results = json.loads((out / "results.json").read_text())
-    assert results["config"]["input"] == "avg" and results["dataset"]["exclude_query_products"] is True
-    assert len((out / "runs/test.txt").read_text().splitlines()) > 9
-
-
-def test_symmetric(model, tmp_path, capsys):
-    rows = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        Image.new("RGB", (16, 16), colour).save(tmp_path / f"{colour}.png")
-        item = {"query_image": f"{colour}.png", "query_text": colour, "positive_text": f"a {colour}"}
-        item |= {"positive_image": f"{colour}.png", "negative_image": None, "negative_text": f"no {colour}"}
-        rows.append(item | ({"variant_text": colour, "variant_image": None} if number else {}))
-    path = tmp_path / "triplets.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    out = tmp_path / "out"
-
-    def pool():
-        capsys.readouterr()
-        return json.loads((out / "results.json").read_text())["scores"][0]["candidates"]
-
-    command = ["evaluate", model, "--benchmark", "symmetric", "--data", str(path), "--out", str(out), "--quiet"]
-    assert main(command) == 0
-    assert pool() == 8
-    (found,) = json.loads((out / "results.json").read_text())["scores"]
-    assert found["queries"] == 3 and 0 <= found["metrics"]["precision"]["value"] <= 1
-    distractors = tmp_path / "more.csv"
-    distractors.write_text("image,text\nred.png,other\ngreen.png,another\n")
-    for more in (["--instruction", "find it"], ["--streaming"]):
-        assert main([*command, "--distractors", str(distractors), *more]) == 0
-        assert pool() == 10
 
 
 def test_pairs(model, tmp_path, capsys):

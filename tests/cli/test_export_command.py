@@ -51,16 +51,9 @@ def test_prompts_of_an_export_stay(saved, tmp_path):
         assert prompts(out) == {"query": "find ", "document": ""}
 
 
-def test_a_second_export_into_one_folder_is_refused(saved, tmp_path, capsys, monkeypatch):
+def test_a_second_export_into_one_folder_is_refused(saved, tmp_path, capsys):
     command = ["export", saved, "--out", str(tmp_path / "out")]
-    codes = []
-
-    def load_meanwhile(*args, **options):
-        codes.append(main(command))
-        return load_model(*args, **options)
-
-    monkeypatch.setattr("conjoin.hub.load_model", load_meanwhile)
-    assert (main(command), codes) == (0, [2])
+    assert (main(command), main([*command, "--query-prompt", "Other."])) == (0, 2)
     assert "exists; choose another folder" in capsys.readouterr().err
     assert load_model(tmp_path / "out")[1].prompts == {"query": "Find it.", "document": "Read it."}
 

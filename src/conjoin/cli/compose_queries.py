@@ -99,14 +99,7 @@ def run(options: Options) -> None:
         raise ValueError(f"{problem}; there are {', '.join(catalogue.attributes)}")
     vectors = None
     if options.collection is not None:
-        collection = Collection.open(options.collection)
-        absent = sorted({*catalogue.ids} - {*collection.ids})
-        if absent:
-            raise ValueError(
-                f"the collection {options.collection!r} has no vector of {len(absent)} of {len(catalogue)} products, "
-                f"such as {absent[0]!r}; encode the same catalogue with the same --id-column"
-            )
-        vectors = collection.vectors(catalogue.ids)
+        vectors = Collection.open(options.collection).vectors(catalogue.ids)
     out = compose_queries(
         catalogue,
         options.out,

@@ -67,6 +67,8 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
 
 def run(options: Options) -> None:
     """Run the command."""
+    import torch
+
     from conjoin.retrieval import encode_collection, load_encoder
     from conjoin.retrieval.encode import from_first, launched_processes
 
@@ -89,8 +91,8 @@ def run(options: Options) -> None:
         _report(options, encode_on_ray(options.data, load, options.out, **how))
         return
     rows = load_rows(options, options.data, on_error=options.on_error, keep=options.keep)
-    if processes is not None and options.device is None:
-        options.device = _own_gpu()
+    if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
+        options.device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}"  # its own
     encoder = load_encoder(options.model, **encoder_options(options))
     collection = encode_collection(rows, encoder, options.out, processes=processes, **how)
     if is_first:
@@ -106,14 +108,6 @@ def _is_bf16(options: Options) -> bool:
         return bool(read_metadata(open_table(options.out))["key"]["precision"] == "bfloat16")
     except FileNotFoundError:
         return options.engine == "local" and choose_bf16("auto", options.device)
-
-
-def _own_gpu() -> str | None:
-    """The GPU of this process, if several share the machine."""
-    import torch
-
-    count = torch.cuda.device_count()
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % count}" if count else None
 
 
 def _report(options: Options, collection: "Collection") -> None:

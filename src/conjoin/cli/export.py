@@ -1,7 +1,6 @@
 """`conjoin export`: a saved model in a form that other programs load."""
 
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,7 +49,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Check the options, claim the folder, and write."""
+    """Load, write and print how to use it."""
     given = {"query": options.query_prompt, "document": options.document_prompt}
     prompts = {name: text for name, text in given.items() if text is not None}
     if options.int8 and options.format != "onnx":
@@ -59,21 +58,9 @@ def run(options: Options) -> None:
         raise ValueError(
             "--query-prompt and --document-prompt are for sentence-transformers, which reads no such export"
         )
-    out = Path(options.out)
-    try:
-        out.mkdir(parents=True)  # only one of several that run at once can
-    except FileExistsError as error:
-        raise FileExistsError(f"{options.out!r} exists; choose another folder") from error
-    try:
-        _write(options, prompts)
-    except BaseException:
-        with suppress(OSError):
-            out.rmdir()
-        raise
+    if Path(options.out).exists():
+        raise FileExistsError(f"{options.out!r} exists; choose another folder")
 
-
-def _write(options: Options, prompts: dict[str, str]) -> None:
-    """Load, write and print how to use it."""
     from conjoin.hub import export, export_onnx, export_stock, load_model
     from conjoin.hub.local_paths import is_local
     from conjoin.models.joint_encoder import JointEncoderModel

@@ -72,10 +72,16 @@ def run(options: Options) -> None:
     from conjoin.devices import choose_device
     from conjoin.retrieval import Miner, load_encoder, load_reranker, mine_hard_negatives, parse_miners
     from conjoin.retrieval.mining.mine import check_miners, needed_parts
+    from conjoin.trainers.recipe import parse_yaml
 
     if options.miners is None and not options.miner:
         raise ValueError("nothing to mine by: pass --miner, --miners or both")
-    miners = [] if options.miners is None else parse_miners(_read_miners(options.miners))
+    miners = []
+    if options.miners is not None:
+        content = parse_yaml(Path(options.miners).read_text(encoding="utf-8"), options.miners)
+        if not isinstance(content, dict) or set(content) != {"miners"}:
+            raise ValueError(f"{options.miners!r}: expected one key, miners, got {content!r:.120}")
+        miners = parse_miners(content["miners"])
     limits: dict[str, Any] = pick(
         options, "duplicate_above", "absolute_margin", "relative_margin", "max_score", "range_min", "reranker"
     )
@@ -99,13 +105,3 @@ def run(options: Options) -> None:
         **pick(options, "k", "index", "dtype", "prompt", "prompt_name"),
     )
     print(f"hard negatives of {len(mined)} rows in {Path(options.out) / 'negatives.parquet'}")
-
-
-def _read_miners(path: str) -> Any:  # noqa: ANN401 - any YAML
-    """What stands under `miners` in a file."""
-    from conjoin.trainers.recipe import parse_yaml
-
-    content = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
-    if not isinstance(content, dict) or set(content) != {"miners"}:
-        raise ValueError(f"{path!r}: expected one key, miners, got {content!r:.120}")
-    return content["miners"]

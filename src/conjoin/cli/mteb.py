@@ -60,14 +60,10 @@ def run(options: Options) -> None:
             tasks = mteb.get_tasks(tasks=options.tasks, languages=options.languages)
     except KeyError as error:
         raise ValueError(f"MTEB has no {options.benchmark or ' '.join(options.tasks)!r}: {error.args[0]}") from error
-    instructions = None
-    if options.instructions is not None:
-        try:
-            instructions = json.loads(Path(options.instructions).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{options.instructions!r} is not JSON ({error})") from error
-        if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
-            raise ValueError(f"{options.instructions!r}: expected an object: instructions by name of task")
+    path = options.instructions
+    instructions = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(instructions, dict | None):
+        raise ValueError(f"{path!r}: expected an object: instructions by name of task")
     encoder = load_encoder(options.model, **encoder_options(options))
     model: Any = MtebModel(encoder, instructions, use_instructions=not options.no_instructions)
     results = mteb.evaluate(

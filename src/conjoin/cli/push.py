@@ -4,12 +4,9 @@ import sys
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from conjoin.cli.options import ImageOptions, option, pick
-
-if TYPE_CHECKING:
-    from conjoin.hub import Upload
 
 
 @dataclass(kw_only=True)
@@ -63,57 +60,48 @@ def run(options: Options) -> None:
     """Collect the files, say what is pushed, and push."""
     from huggingface_hub.utils import validate_repo_id
 
-    from conjoin.hub import push
-
-    validate_repo_id(options.repo_id)
-    is_collection = (Path(options.source) / "data" / "train.lance").is_dir()
-    kind = options.type or ("dataset" if is_collection else "model")
-    is_collection &= kind == "dataset"
-    if not is_collection and (options.model or options.keep_pictures):
-        raise ValueError("--model and --keep-pictures are for a collection that is pushed as a dataset")
-    if kind != "model" and (options.results or options.dataset or options.base_model):
-        raise ValueError(f"--results, --dataset and --base-model are for a model, not for a {kind}")
-    with TemporaryDirectory() as work:
-        upload = _collect(options, work, "collection" if is_collection else kind)
-        sizes = upload.sizes()
-        for name, size in sizes.items():
-            print(f"{size:>15,}  {name}", file=sys.stderr)
-        total = f"{len(sizes)} files, {sum(sizes.values()):,} bytes"
-        print(f"{total}, to the {upload.kind} repository {upload.repo_id}", file=sys.stderr)
-        print(f"left out: {', '.join(upload.left_out) or 'nothing'}", file=sys.stderr)
-        if options.dry_run:
-            print(upload.card)
-            return
-        how = pick(options, "public", "replace", "revision", "message")
-        print(f"pushed to {push(upload, **how)}")
-
-
-def _collect(options: Options, work: str, kind: str) -> "Upload":
-    """The files of a model, dataset, collection, metric or Space."""
     from conjoin.evaluation.hf_metrics.space import metric_upload
-    from conjoin.hub import model_upload
+    from conjoin.hub import model_upload, push
     from conjoin.hub.dataset_upload import dataset_upload
     from conjoin.retrieval.collection_copy import collection_upload
     from conjoin.serving.space import space_upload
 
-    source, repo_id, license = options.source, options.repo_id, options.license
-    if kind == "collection":
-        side, languages = options.keep_pictures, options.language
-        return collection_upload(
-            source, repo_id, work, model=options.model, side=side, license=license, languages=languages
+    source, repo_id = options.source, options.repo_id
+    validate_repo_id(repo_id)
+    is_collection = (Path(source) / "data" / "train.lance").is_dir()
+    kind = options.type or ("dataset" if is_collection else "model")
+    is_collection &= kind == "dataset"
+    if not is_collection and (options.model or options.keep_pictures):
+        raise ValueError("--model and --keep-pictures are for a collection that is pushed as a dataset")
+    of_model: dict[str, Any] = {
+        "results": options.results,
+        "datasets": options.dataset,
+        "base_models": options.base_model,
+    }
+    if kind != "model" and any(of_model.values()):
+        raise ValueError(f"--results, --dataset and --base-model are for a model, not for a {kind}")
+    of_all: dict[str, Any] = {"license": options.license, "languages": options.language}
+    with TemporaryDirectory() as work:
+        if is_collection:
+            of_all |= {"model": options.model, "side": options.keep_pictures}
+            upload = collection_upload(source, repo_id, work, **of_all)
+        elif kind == "dataset":
+            upload = dataset_upload(source, repo_id, work, **of_all)
+        elif kind == "metric":
+            upload = metric_upload(source, repo_id, options.license or "apache-2.0")
+        elif kind == "space":
+            upload = space_upload(source, repo_id, work, license=options.license)
+        else:
+            upload = model_upload(source, repo_id, **of_all, **of_model)
+        sizes = upload.sizes()
+        for name, size in sizes.items():
+            print(f"{size:>15,}  {name}", file=sys.stderr)
+        print(
+            f"{len(sizes)} files, {sum(sizes.values()):,} bytes, to the {upload.kind} repository {repo_id}\n"
+            f"left out: {', '.join(upload.left_out) or 'nothing'}",
+            file=sys.stderr,
         )
-    if kind == "dataset":
-        return dataset_upload(source, repo_id, work, license=license, languages=options.language)
-    if kind == "metric":
-        return metric_upload(source, repo_id, **({} if license is None else {"license": license}))
-    if kind == "space":
-        return space_upload(source, repo_id, work, license=license)
-    return model_upload(
-        source,
-        repo_id,
-        license=license,
-        results=options.results,
-        languages=options.language,
-        datasets=options.dataset,
-        base_models=options.base_model,
-    )
+        if options.dry_run:
+            print(upload.card)
+        else:
+            print(f"pushed to {push(upload, **pick(options, 'public', 'replace', 'revision', 'message'))}")
