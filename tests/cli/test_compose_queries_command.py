@@ -105,7 +105,7 @@ def test_weights_are_parsed(path, tmp_path, capsys, option, word, message):
 def test_a_collection_of_other_products_is_refused(collection, tmp_path, capsys):
     other = write_catalogue(tmp_path, [row | {"sku": f"x{row['sku']}"} for row in products(30)])
     assert compose(other, tmp_path / "out", "--collection", collection) == 2
-    assert "has no vector of 30 of 30 products, such as 'x1000'" in capsys.readouterr().err
+    assert "the collection has no row 'x1000'" in capsys.readouterr().err
 
 
 def test_titles_filter(path, tmp_path, capsys):
