@@ -179,7 +179,7 @@ def test_bodies_are_limited(searcher):
 def test_a_body_of_many_small_parts_is_refused_before_it_is_parsed(client, path, body):
     answer = client.post(path, json=body)
     assert answer.status_code == 413
-    assert answer.json()["error"]["message"] == "the JSON has over 4,096 bytes besides its strings, the limit"
+    assert answer.json()["error"]["message"] == "the JSON has over 2,048 bytes besides its strings, the limit"
 
 
 def test_a_body_is_small_whatever_its_strings_hold(client):

@@ -254,7 +254,7 @@ def _bounded_route(limits: Limits) -> type[APIRoute]:
 
     A body of a few bytes for each number or key would take a hundred times as much memory as objects.
     """
-    most = 1024 * limits.items
+    most = 1024 + 256 * limits.items
 
     def parse(body: bytes) -> Any:  # noqa: ANN401
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
