@@ -50,14 +50,11 @@ class CsvTable(datasets.ArrowBasedBuilder):
         return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": [self.config.path]})]
 
     def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
-        for path in paths:
-            rows = csv_rows(Path(path))
-            names = next(rows)[1]
-            number = 0
-            while block := [[cell or None for cell in row] for _, row in itertools.islice(rows, _ROWS_AT_ONCE)]:
-                number += 1
-                columns = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
-                yield number, pa.table(dict(zip(names, columns, strict=True)))
+        rows = csv_rows(Path(paths[0]))
+        names = next(rows)[1]
+        while block := [[cell or None for cell in row] for _, row in itertools.islice(rows, _ROWS_AT_ONCE)]:
+            columns = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
+            yield 0, pa.table(dict(zip(names, columns, strict=True)))
 
 
 def open_csv(path: Path) -> CsvTable:

@@ -67,31 +67,28 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A fingerprint of how a tokenizer cuts texts."""
-    if not tokenizer.is_fast:
-        return settings_digest(tokenizer.get_vocab())
-    return settings_digest(json.loads(tokenizer.backend_tokenizer.to_str()))
+    return settings_digest(json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.vocab)
 
 
 def part_digest(part: Any) -> str:  # noqa: ANN401
     """A fingerprint of an image processor, a tokenizer or a processor of transformers; of anything else, its type."""
+    if isinstance(part, ProcessorMixin):
+        return processor_digest(part)
     if isinstance(part, PreTrainedTokenizerBase):
         return settings_digest({"words": tokenizer_digest(part), "longest": part.model_max_length})
     if isinstance(part, ImageProcessingMixin):
         return settings_digest(part.to_dict())
     if isinstance(part, Tokenizer):  # of a static model
         return settings_digest(json.loads(part.to_str()))
-    if isinstance(part, ProcessorMixin):
-        return settings_digest({name: part_digest(vars(part)[name]) for name in part.get_attributes()})
     return text_digest(type(part).__name__)
 
 
 def processor_digest(processor: ProcessorMixin) -> str:
     """A fingerprint of what a processor makes of items, wherever it was loaded from."""
-    elsewhere = ("image_processor", "prompts")  # prompts are for sentence-transformers
+    parts = processor.get_attributes()
+    elsewhere = (*parts, "prompts")  # prompts are for sentence-transformers
     settings: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name not in elsewhere}
-    parts: Any = processor  # an image processor and a tokenizer
-    images, words = settings_digest(parts.image_processor.to_dict()), tokenizer_digest(parts.tokenizer)
-    return settings_digest(settings | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})
+    return settings_digest(settings | {name: part_digest(getattr(processor, name)) for name in parts})
 
 
 def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs
