@@ -11,9 +11,6 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-MOST_UNPACKED, MOST_RATIO = 2**28, 100
-"""A compressed file that becomes larger than both 256 MB and 100 times its size is refused."""
-
 _DEEP = re.compile(rb'(?:[\[{]\s*(?:"[^"\\]*"\s*:\s*)?){2000}')
 """Parsers in C end the process at some thousand levels."""
 
@@ -21,23 +18,6 @@ _DEEP = re.compile(rb'(?:[\[{]\s*(?:"[^"\\]*"\s*:\s*)?){2000}')
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a file that may be compressed (`.gz`)."""
     return cast(IO[bytes], gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
-
-
-def check_unpacked(path: Path) -> None:
-    """Refuse a compressed file (`.gz`) that is made to fill memory or disk.
-
-    Raises:
-        ValueError: It becomes larger than `MOST_UNPACKED` bytes and `MOST_RATIO` times its size.
-    """
-    packed = path.stat().st_size
-    most = max(MOST_UNPACKED, MOST_RATIO * packed)
-    if path.suffix.lower() == ".gz":
-        with open_bytes(path) as file:
-            unpacked = 0
-            while chunk := file.read(2**20):
-                unpacked += len(chunk)
-                if unpacked > most:
-                    raise ValueError(f"{packed} compressed bytes become more than {most}: unpack it if you trust it")
 
 
 def text_problem(path: Path, is_json: bool = False) -> str | None:

@@ -15,7 +15,7 @@ import pyarrow
 
 from conjoin.data.csv_files import open_csv
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.json_files import check_unpacked, text_problem
+from conjoin.data.json_files import text_problem
 from conjoin.data.row_images import is_picture, is_readable, remedy
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
@@ -107,7 +107,6 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise SplitError(split, f"the table {str(path)!r}")
     kind = _TABLES[table_suffix(path)]
     try:
-        check_unpacked(path)
         if kind == "json" and (problem := text_problem(path, is_json=True)):
             raise ValueError(problem)
         if kind == "csv":
