@@ -1,11 +1,11 @@
 """The device and its precision: bfloat16 where it computes faster than float32."""
 
 import logging
-import time
 from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch.utils.benchmark import Timer
 
 logger = logging.getLogger(__name__)
 _ROUNDS = 10
@@ -66,12 +66,10 @@ def _is_bf16_faster(kind: str) -> bool:
 def _time_cpu(dtype: torch.dtype) -> float:
     """Return the seconds of a linear layer and a layer norm on one CPU thread, the fastest of several rounds."""
     rows, weight = torch.ones(128, 384), torch.ones(1536, 384)
-    threads, seconds = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    for _ in range(_ROUNDS):
+
+    def compute() -> None:
         with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            start = time.perf_counter()
             F.layer_norm(F.linear(rows, weight), (len(weight),))
-            seconds.append(time.perf_counter() - start)
-    torch.set_num_threads(threads)
-    return min(seconds)
+
+    timer = Timer("compute()", globals={"compute": compute}, num_threads=1)
+    return min(timer.timeit(1).mean for _ in range(_ROUNDS))
