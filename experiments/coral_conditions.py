@@ -114,16 +114,22 @@ def main() -> None:
 
 
 def table(record: Record) -> str:
-    """Shares in %, with 95 % intervals over seeds and queries, and what independent conditions would give."""
-    lines = [f"| first result of | seeds | {' | '.join(COLUMNS)} | both, if independent |", "|---" * 9 + "|"]
-    for name in dict.fromkeys(run["name"] for run in record.content["runs"]):
-        values = np.array([run["flags"] for run in record.content["runs"] if run["name"] == name])
-        cells = []
-        for column in range(len(COLUMNS)):
-            low, high = bootstrap_ci(values[:, :, column])
-            cells.append(f"{100 * values[:, :, column].mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]")
-        product = 100 * values[..., 0].mean() * values[..., 1].mean()
-        lines.append(f"| {name} | {len(values)} | {' | '.join(cells)} | {product:.1f} |")
+    """Shares in % with 95 % intervals over seeds and queries, then the same minus a random product of the class."""
+    named: dict[str, list[Any]] = {}
+    for run in record.content["runs"]:
+        named.setdefault(run["name"], []).append(run["flags"])
+    lines = []
+    for title, base in (
+        ("first result of", 0.0),
+        ("minus a random product of the class", np.array(named[CHANCE[1]][0])),
+    ):
+        lines += ["", f"| {title} | seeds | {' | '.join(COLUMNS)} |", "|---" * 8 + "|"]
+        for name, runs in named.items():
+            values = 100 * (np.array(runs) - base)
+            intervals = [bootstrap_ci(values[..., column]) for column in range(len(COLUMNS))]
+            means = values.mean((0, 1))
+            cells = [f"{mean:.1f} [{low:.1f}, {high:.1f}]" for mean, (low, high) in zip(means, intervals, strict=True)]
+            lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

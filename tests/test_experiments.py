@@ -67,6 +67,11 @@ def test_every_script_says_how_it_is_called(run, script, capsys):
                 "| unseen | Avg | 28.6 | 24.3 | 4.3 [1.0, 7.4] |",
             ],
         ),
+        (
+            "coral_conditions",
+            ("--only", "nothing new"),
+            ["| contrastive | 3 | 31.9 [28.5, 35.3] |", "| contrastive | 3 | 4.5 [1.3, 7.6] | 0.2 [-3.8, 4.3] |"],
+        ),
     ],
 )
 def test_headline_rows_follow_from_the_records(run, script, arguments, rows):
