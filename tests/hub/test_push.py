@@ -153,6 +153,17 @@ def test_card_of_a_model_that_began_with_a_folder(exports, tmp_path):
     assert metadata(card)["tags"][:2] == ["sentence-transformers", "conjoin"]
     said = ("vectors of 32 dimensions", "MLLM retriever", "`qwen2_vl_vision`", "`qwen2_vl_text`")
     assert all(words in model_upload(exports("mllm_retriever")[0], "me/puma").card for words in said)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"), [(0, "There are no attention layers"), (2, "2 bidirectional attention layers process")]
+)
+def test_card_follows_the_layers_of_the_model(layers, said, exports, tmp_path):
+    folder = shutil.copytree(exports("joint_encoder")[0], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_vl_layers": layers}))
+    card = model_upload(folder, "me/model").card
+    assert said in card and ("small attention encoder" in card) == bool(layers)
     (tmp_path / "stage1").mkdir()
     (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE))
     begun = {"trainer": "puma_stage2", "model_name_or_path": str(tmp_path / "stage1")}

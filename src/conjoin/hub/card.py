@@ -79,6 +79,7 @@ def render_card(
             parameters=f"{count_parameters(folder):,}",
             dimension=_dimension(config),
             architecture=config["model_type"],
+            config=config,
             towers=[
                 {"name": tower, "source": public_name(source) if source else _tower_type(config, tower)}
                 for tower, source in zip(("vision", "text"), sources, strict=True)

@@ -1,6 +1,5 @@
 """Pushing to the Hub: one atomic commit, private by default, never over something else unless told; its errors."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import get_session, validate_repo_id
+from huggingface_hub.utils.sha import git_hash
 
 _REMEDIES = {
     401: "it does not know you: run `hf auth login`, or set HF_TOKEN",
@@ -26,25 +26,6 @@ _REMEDIES = {
 
 class PushError(OSError):
     """A push that the Hub did not take."""
-
-
-@contextmanager
-def as_push_error(what: str) -> Iterator[None]:
-    """Turn every error of a request to the Hub into a `PushError`.
-
-    Args:
-        what: What is not done when it fails, such as "nothing was committed to owner/name".
-    """
-    try:
-        yield
-    except PushError:
-        raise
-    except (HTTPError, OSError) as error:
-        raise PushError(f"{what}: {explain(error)}") from error
-    except RuntimeError as error:  # the library's around an error of an upload
-        if not isinstance(error.__cause__, HTTPError | OSError):
-            raise
-        raise PushError(f"{what}: {error} {explain(error.__cause__)}") from error
 
 
 def explain(error: Exception) -> str:
@@ -140,28 +121,30 @@ def push(
     """
     api = api or HfApi()
     name: dict[str, Any] = {"repo_id": upload.repo_id, "repo_type": upload.kind}
-    with _patience(), as_push_error(f"nothing was committed to {upload.repo_id!r}"):
-        info, is_new = _find(api, upload, revision)
-        if info is None:
-            space: dict[str, Any] = {"space_sdk": "gradio"} if upload.kind == "space" else {}
-            api.create_repo(**name, private=not public, **space)
-            info = api.repo_info(**name, timeout=PATIENCE)
-        elif not public and not info.private:
-            raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
-        # `list_repo_tree` would wait for ever for an answer that is lost
-        listing: Any = api.repo_info(**name, revision=info.sha, files_metadata=True, timeout=PATIENCE)
-        remote = {entry.rfilename: entry for entry in listing.siblings or ()}
-        if not replace and not is_new:
-            _check_same(upload, remote)
-        if revision is not None:
-            api.create_branch(**name, branch=revision, exist_ok=True)
-        operations: list[Any] = [CommitOperationAdd(path, file) for path, file in _items(upload)]
-        if replace or is_new:
-            old = {path for path in remote if any(fnmatchcase(path, part) for part in upload.parts)}
-            operations += [CommitOperationDelete(path) for path in sorted(old - set(upload.files))]
-        api.preupload_lfs_files(
-            **name, additions=operations[: len(upload.files)], revision=revision, free_memory=False
-        )
+    try:
+        with _patience():
+            info, is_new = _find(api, upload, revision)
+            if info is None:
+                space: dict[str, Any] = {"space_sdk": "gradio"} if upload.kind == "space" else {}
+                api.create_repo(**name, private=not public, **space)
+                info = api.repo_info(**name, timeout=PATIENCE)
+            elif not public and not info.private:
+                raise ValueError(
+                    f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)"
+                )
+            # `list_repo_tree` would wait for ever for an answer that is lost
+            listing: Any = api.repo_info(**name, revision=info.sha, files_metadata=True, timeout=PATIENCE)
+            remote = {entry.rfilename: entry for entry in listing.siblings or ()}
+            if not replace and not is_new:
+                _check_same(upload, remote)
+            if revision is not None:
+                api.create_branch(**name, branch=revision, exist_ok=True)
+            operations: list[Any] = [CommitOperationAdd(path, file) for path, file in _items(upload)]
+            if replace or is_new:
+                old = {path for path in remote if any(fnmatchcase(path, part) for part in upload.parts)}
+                operations += [CommitOperationDelete(path) for path in sorted(old - set(upload.files))]
+    except (HTTPError, OSError) as error:
+        raise PushError(f"nothing was committed to {upload.repo_id!r}: {explain(error)}") from error
     return _commit(api, upload, operations, str(info.sha), revision, message or f"Upload {upload.kind}")
 
 
@@ -173,7 +156,9 @@ def _commit(api: HfApi, upload: Upload, operations: list[Any], head: str, revisi
             done = api.create_commit(
                 **name, operations=operations, commit_message=message, revision=revision, parent_commit=head
             )
-    except (HTTPError, OSError) as error:
+    except (HTTPError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not isinstance(error.__cause__, HTTPError | OSError):
+            raise
         try:
             with _patience():
                 moved = api.repo_info(**name, revision=revision, timeout=PATIENCE).sha != head
@@ -184,7 +169,8 @@ def _commit(api: HfApi, upload: Upload, operations: list[Any], head: str, revisi
             True: "look at the newest commit before you push again to",
             False: "nothing was committed to",
         }[moved]
-        raise PushError(f"{state} {upload.repo_id!r}: {explain(error)}") from error
+        cause: Any = error.__cause__ if isinstance(error, RuntimeError) else error  # the library's around an upload
+        raise PushError(f"{state} {upload.repo_id!r}: {explain(cause)}") from error
     return str(done.commit_url)
 
 
@@ -219,21 +205,11 @@ def _check_same(upload: Upload, remote: Mapping[str, RepoSibling]) -> None:
 
 
 def _is_equal(entry: RepoSibling, file: Path | bytes) -> bool:
+    operation = CommitOperationAdd(entry.rfilename, file)
     if entry.lfs is not None:
-        return entry.lfs.sha256 == _digest(file, "sha256")
-    size = len(file) if isinstance(file, bytes) else file.stat().st_size
-    return entry.blob_id == _digest(file, "sha1", f"blob {size}\0".encode())
-
-
-def _digest(file: Path | bytes, algorithm: str, start: bytes = b"") -> str:
-    digest = hashlib.new(algorithm, start)
-    if isinstance(file, bytes):
-        digest.update(file)
-        return digest.hexdigest()
-    with file.open("rb") as stream:
-        while block := stream.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return entry.lfs.sha256 == operation.upload_info.sha256.hex()
+    with operation.as_file() as content:
+        return entry.blob_id == git_hash(content.read())
 
 
 def _items(upload: Upload) -> list[tuple[str, Path | bytes]]:
