@@ -125,7 +125,7 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
         results.scores += rows
         averages = task.averages and len(rows) > 1
         results.tables.append(score_table(title, rows, task.by, averages, task.notes.get(title, "")))
-        for score in [average(f"average, {title}", rows)] if averages else rows:
+        for score in [average(f"average, {title.partition(':')[0]}", rows)] if averages else rows:
             detail = f"{len(rows)} cells" if averages else f"{score.queries:,} queries"
             for name in [name for name in task.headline if name in score.metrics]:
                 results.headline.append(Headline(f"{score.name}, {metric_name(name)}", score.metrics[name], detail))
