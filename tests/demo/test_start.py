@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 from conjoin.cli.main import main
+from conjoin.data.csv_files import ENCODING
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.demo.products import find_products
 from conjoin.demo.start import PUBLIC_MODEL, check_table, choose_model, start_commands
@@ -184,6 +185,20 @@ def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_e
     assert main(["start", "katalog.csv"]) == 0  # the model of the collection
     assert "0 rows added, 1 replaced, 2 removed" in capsys.readouterr().out
     assert opened == [(["runs/katalog"], [model])]
+
+
+def test_the_encoding_of_a_table_is_found_out_or_told(shop, own_export, monkeypatch, caplog, capsys):
+    monkeypatch.setenv(ENCODING, "")
+    text = "image;title\nbilder/0.png;Łódź lamp\nbilder/1.png;Gdańsk lamp\n"
+    Path("a.csv").write_bytes("image;title\nbilder/0.png;Grüne Lampe\n".encode("cp1252"))
+    assert find_products("a.csv").text == "title" and "read as Windows-1252" in caplog.text
+    Path("b.csv").write_bytes(text.encode("cp1250"))
+    assert main(["start", "b.csv", "--encoding", "cp1250", "--model", str(own_export[0]), "--no-app"]) == 0
+    assert "--encoding cp1250" in capsys.readouterr().out
+    rows = Collection("runs/b").rows(Collection("runs/b").ids)
+    assert [row["text"] for row in rows] == ["Łódź lamp", "Gdańsk lamp"]
+    assert main(["start", "b.csv", "--encoding", "cp9999", "--no-app"]) == 2
+    assert "unknown encoding 'cp9999'" in capsys.readouterr().err
 
 
 def test_the_default_model(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
         data: A folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a
             dataset on the Hub, or "emoji", the embedded sample.
         out: The collection: a folder, s3://, gs:// or az://.
+        encoding: Of a CSV file, such as cp1250 (default: UTF-8, else Windows-1252).
         only: Read this part of every row; the data need not have the other (default: image and text as one item).
         keep: Further columns of DATA to keep, for filters and results (the text and the image's path always are);
             price:number reads the texts of a CSV file as numbers, price:decimal-comma such as 1.299,00 €.
@@ -51,6 +52,7 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
     model: str
     data: str
     out: str = option(required=True)
+    encoding: str | None = None
     only: Literal["image", "text"] | None = None
     keep: list[str] = field(default_factory=list)
     keep_pictures: int | None = option(nargs="?", const=256, least=1)
@@ -69,9 +71,12 @@ def run(options: Options) -> None:
     """Run the command."""
     import torch
 
+    from conjoin.data.csv_files import ENCODING
     from conjoin.retrieval import encode_collection, load_encoder
     from conjoin.retrieval.encode import from_first, launched_processes
 
+    if options.encoding is not None:
+        os.environ[ENCODING] = options.encoding
     if options.ray_workers is not None and options.engine != "ray":
         raise ValueError(f"--ray-workers {options.ray_workers} needs --engine ray")
     processes = launched_processes()

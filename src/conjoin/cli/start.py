@@ -1,5 +1,6 @@
 """`conjoin start`: from a table of products to the search app."""
 
+import os
 import shlex
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ class Options(ImageOptions):
         id_column: Column of the ids, when it is not guessed right; "" for row numbers.
         keep: Columns for filters and results, in place of those that are guessed; price:number and
             price:decimal-comma as for `conjoin encode`.
+        encoding: Of a CSV file, such as cp1250 (default: UTF-8, else Windows-1252).
         pooling: Of a bare checkpoint, as for `conjoin encode`.
         preset: Of an MLLM, as for `conjoin encode`.
 
@@ -43,6 +45,7 @@ class Options(ImageOptions):
     text_column: str | None = None
     id_column: str | None = None
     keep: list[str] = field(default_factory=list)
+    encoding: str | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
     preset: str | None = None
 
@@ -50,8 +53,11 @@ class Options(ImageOptions):
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.cli.main import run_command
+    from conjoin.data.csv_files import ENCODING
     from conjoin.demo.start import ABOUT, check_table, choose_model, start_commands
 
+    if options.encoding is not None:
+        os.environ[ENCODING] = options.encoding
     check_table(options.table)
     from conjoin.demo.products import find_products
 
@@ -61,9 +67,8 @@ def run(options: Options) -> None:
     out = options.out or f"runs/{Path(options.table).resolve().name.partition('.')[0]}"
     model, reason = choose_model(out, options.model)
     print(f"Model: {model}, {reason}.", ABOUT.get(model, ""))
-    steps = start_commands(
-        options.table, products, out, model, {"--pooling": options.pooling, "--preset": options.preset}
-    )
+    loading = {"--encoding": options.encoding, "--pooling": options.pooling, "--preset": options.preset}
+    steps = start_commands(options.table, products, out, model, loading)
     has_app = find_spec("gradio") is not None
     for number, words in enumerate(steps, 1):
         line = shlex.join(["conjoin", *words])

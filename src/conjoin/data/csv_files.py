@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,8 @@ import pyarrow as pa
 from conjoin.data.json_files import open_bytes, text_problem
 
 logger = logging.getLogger(__name__)
+ENCODING = "CONJOIN_ENCODING"
+"""Environment variable with the encoding of CSV files; without it, it is found out."""
 SEPARATORS = (",", ";", "\t", "|")
 _ROWS_AT_ONCE = 10_000
 
@@ -35,6 +38,7 @@ class CsvConfig(datasets.BuilderConfig):
     path: str = ""
     changed: int = 0
     size: int = 0
+    encoding: str = ""
 
 
 class CsvTable(datasets.ArrowBasedBuilder):
@@ -64,7 +68,8 @@ def open_csv(path: Path) -> CsvTable:
         ValueError: The file is not text, or the header is malformed.
     """
     facts = path.stat()
-    return CsvTable(path=str(path.resolve()), changed=facts.st_mtime_ns, size=facts.st_size)
+    encoding = os.environ.get(ENCODING, "")
+    return CsvTable(path=str(path.resolve()), changed=facts.st_mtime_ns, size=facts.st_size, encoding=encoding)
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -74,7 +79,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         ValueError: A cell's quotes do not match, a row is longer than the header, or a name occurs twice.
     """
     facts = path.stat()
-    layout = _layout(path, facts.st_mtime_ns, facts.st_size)
+    layout = _layout(path, facts.st_mtime_ns, facts.st_size, os.environ.get(ENCODING))
     width, is_header = 0, True
     with io.TextIOWrapper(open_bytes(path), encoding=layout.encoding, newline="") as file:
         for _ in range(layout.skipped):
@@ -128,9 +133,9 @@ def _swallows(row: list[str], width: int, separator: str) -> bool:
 
 
 @lru_cache
-def _layout(path: Path, changed: int, size: int) -> _Layout:
+def _layout(path: Path, changed: int, size: int, given: str | None) -> _Layout:
     """Find the encoding and the separator of a file: the one that makes most columns, as many in the first row."""
-    encoding = _encoding(path)
+    encoding = _encoding(path, given)
     with io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="") as file:
         start = list(itertools.islice((line for line in file if line.strip()), 20))
     first = start[0].strip().lower() if start else ""
@@ -147,12 +152,17 @@ def _layout(path: Path, changed: int, size: int) -> _Layout:
     return _Layout(encoding, max(SEPARATORS, key=score) if start else ",", 0)
 
 
-def _encoding(path: Path) -> str:
+def _encoding(path: Path, given: str | None) -> str:
     """Return the encoding of a file: UTF-8, UTF-16 with its mark, else Windows-1252, with a warning.
 
     Raises:
         ValueError: It is none of them.
     """
+    if given:
+        try:
+            return codecs.lookup(given).name
+        except LookupError as error:
+            raise ValueError(f"unknown encoding {given!r}; expected one that Python knows, such as cp1250") from error
     with open_bytes(path) as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16"

@@ -79,7 +79,7 @@ def start_commands(
         products: What it holds.
         out: The collection.
         model: Its name.
-        loading: Options that its loading needs, by flag; the app reads them from the collection.
+        loading: Options of `encode` that the table or the model needs, by flag.
     """
     from conjoin.data.row_images import ALLOW_ROOTS
     from conjoin.processing.urls import ALLOW_URLS
