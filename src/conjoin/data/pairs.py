@@ -528,46 +528,21 @@ class PairReader:
 
     def _table(self, block: _Block, schema: pa.Schema) -> pa.Table:
         """Return the pairs of a block."""
-        owners = pa.array(block.owners)
-        made: dict[str, Any] = {}
-        rows = block.owners.tolist()
-        made["id"] = number_pairs([block.ids[row] for row in rows], rows)
-        made["text"] = block.texts
-        made["group"] = None if block.groups is None else block.groups.take(owners)
-        made["problem"] = [
-            str(block.problems[row]) if row in block.problems else None for row in block.owners.tolist()
-        ]
+        rows, owners = block.owners.tolist(), pa.array(block.owners)
+        columns: dict[str, Any] = {"id": pa.array(number_pairs([block.ids[row] for row in rows], rows), pa.string())}
+        columns["text"] = block.texts
+        columns["group"] = pa.nulls(len(rows), pa.string()) if block.groups is None else block.groups.take(owners)
+        reasons = (str(block.problems[row]) if row in block.problems else None for row in rows)
+        columns["problem"] = pa.array(reasons, pa.string())
         if block.images is not None:
-            is_list = (
-                pa.types.is_list(schema.field("image").type) if "image" in schema.names else _is_list(block.images)
-            )
+            is_list = pa.types.is_list(schema.field("image").type)
             if _is_list(block.images) and not is_list:
                 raise ValueError("a row has several images, but the first row has one")
-            made["image"] = (_as_lists(block.images) if is_list else block.images).take(owners)
+            columns["image"] = (_as_lists(block.images) if is_list else block.images).take(owners)
         if self.metadata:
             kept = pa.StructArray.from_arrays([*block.metadata.values()], [*block.metadata])
-            made["metadata"] = kept.take(owners)
-        names = schema.names or [name for name in PAIR_COLUMNS if made.get(name) is not None]
-        arrays = [
-            made[name] if isinstance(made[name], pa.Array) else pa.array(made[name], pa.string()) for name in names
-        ]
-        table = pa.Table.from_arrays(arrays, names)
-        return table.cast(schema) if schema.names else table
-
-    def pairs(self, row: Mapping[str, Any], index: int | str) -> list[dict[str, Any]]:
-        """Return the pairs of a row of a stream.
-
-        Args:
-            row: As `open_pairs` gives it.
-            index: Its number; its id, if it has none of its own.
-
-        Raises:
-            ItemError: It cannot be used, and such rows are not skipped.
-        """
-        block = self.read(pa.Table.from_pylist([{name: row[name] for name in self.names}]), lambda place: index)
-        if block.problems and not self.skip:
-            raise block.problems[0]
-        return self._table(block, pa.schema([])).to_pylist()
+            columns["metadata"] = kept.take(owners)
+        return pa.Table.from_arrays([columns[name] for name in schema.names], schema.names).cast(schema)
 
 
 _Attempt: TypeAlias = Callable[[int, Callable[[str], Any]], Any]

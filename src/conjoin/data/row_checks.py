@@ -122,8 +122,11 @@ def check_ids(ids: Iterable[str]) -> None:
     Raises:
         ItemError: An id occurs twice.
     """
-    ids = list(ids)
-    require_unique(ids, UniqueIds().add(id_keys(ids)), 0)
+    seen: set[str] = set()
+    for row, row_id in enumerate(ids):
+        if row_id in seen:
+            raise repeated_id(row_id, f"row {row}")
+        seen.add(row_id)
 
 
 def require_unique(ids: Sequence[str], repeated: np.ndarray, start: int | None) -> None:
