@@ -32,13 +32,13 @@ COMMANDS = {
     "compress": "train the first layers of an MLLM or embedder to embed as the whole",
 }
 """What each command does, known without importing its module."""
-HELP = "\n".join(
-    [
-        "usage: conjoin COMMAND ...\n\nUniversal multimodal retrieval: text, images and both in one vector space.\n",
-        *(f"  {name:<22}{summary}" for name, summary in COMMANDS.items()),
-        "\nconjoin COMMAND --help shows the options of a command and an example. conjoin --version shows the version.",
-    ]
-)
+HELP = f"""usage: conjoin COMMAND ...
+
+Universal multimodal retrieval: text, images and both in one vector space.
+
+{chr(10).join(f"  {name:<22}{summary}" for name, summary in COMMANDS.items())}
+
+conjoin COMMAND --help shows the options of a command and an example. conjoin --version shows the version."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
