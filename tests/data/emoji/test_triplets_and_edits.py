@@ -44,12 +44,6 @@ def test_styles_can_be_swapped(sample):
         symmetric_triplets("test", query_style="openmoji")
 
 
-def test_concepts_with_one_name_on_request(sample):
-    triplets = symmetric_triplets("test", same_name=True)
-    assert len(triplets) == 40
-    assert any(row["query_text"] == row["positive_text"] for row in triplets)
-
-
 def test_edits_by_name():
     concepts = {concept.text: concept for concept in emoji_concepts(skin_tones=True)}
     names = [

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -12,28 +11,19 @@ from conjoin.data.triplets import TRIPLET_FEATURES
 
 
 def symmetric_triplets(
-    split: str = "test",
-    *,
-    query_style: str = "twemoji",
-    positive_style: str = "openmoji",
-    same_name: bool = False,
-    skin_tones: bool = False,
-    cache_dir: str | Path | None = None,
+    split: str = "test", *, query_style: str = "twemoji", positive_style: str = "openmoji"
 ) -> datasets.Dataset:
     """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (variant and kind are null).
 
     The query is a concept in one style with its name. The positive is the same concept in the other style with its
     other name. The negative, also in the positive's style and with its other name, is the most confusable concept of
-    the split: it differs only in gender, else only in skin tone, else it has the same kind and the most words in
-    common. In a pool of triplets, only the positive shows the concept of the query.
+    the split: it differs only in gender, else it has the same kind and the most words in common. A concept with one
+    name has no triplet. In a pool of triplets, only the positive shows the concept of the query.
 
     Args:
         split: `"train"`, `"validation"` or `"test"`.
         query_style: Style of the query's image.
         positive_style: Style of the positive's and the negative's image.
-        same_name: Include concepts with only one name; query and positive then share it.
-        skin_tones: Include skin-tone variants as negatives.
-        cache_dir: Cache folder; by default that of `datasets`.
 
     Raises:
         ImportError: The `sample` extra is not installed.
@@ -41,13 +31,13 @@ def symmetric_triplets(
     """
     if query_style == positive_style:
         raise ValueError(f"query_style and positive_style are both {query_style!r}; the two must differ")
-    rows = load_emoji(split, styles=(query_style, positive_style), skin_tones=skin_tones, cache_dir=cache_dir)
+    rows = load_emoji(split, styles=(query_style, positive_style))
     images = images_by_style(rows)
     drawn = images[query_style].keys() & images[positive_style].keys()
-    concepts = [concept for concept in emoji_concepts(skin_tones=skin_tones) if concept.concept in drawn]
+    concepts = [concept for concept in emoji_concepts() if concept.concept in drawn]
     triplets = []
     for concept in concepts:
-        if concept.skin_tone or not (concept.alternative_text or same_name):
+        if not concept.alternative_text:
             continue
         negative = max(concepts, key=lambda other: _confusability(concept, other))
         triplets.append(
@@ -56,7 +46,7 @@ def symmetric_triplets(
                 "query_image": images[query_style][concept.concept],
                 "query_text": concept.text,
                 "positive_image": images[positive_style][concept.concept],
-                "positive_text": concept.alternative_text or concept.text,
+                "positive_text": concept.alternative_text,
                 "negative_image": images[positive_style][negative.concept],
                 "negative_text": negative.alternative_text or negative.text,
                 "variant_image": None,
@@ -86,11 +76,4 @@ def _confusability(concept: EmojiConcept, other: EmojiConcept) -> tuple[float, .
     is_other_gender = other.gender != concept.gender and _without_gender(words) == _without_gender(other_words)
     shared = len({*words} & {*other_words}) / len({*words} | {*other_words})
     tie = int(hashlib.sha256(f"{concept.concept} {other.concept}".encode()).hexdigest()[:8], 16)
-    return (
-        other.concept != concept.concept,
-        is_other_gender and other.skin_tone is None,
-        other.base == concept.base,
-        other.kind == concept.kind,
-        shared,
-        tie,
-    )
+    return (other.concept != concept.concept, is_other_gender, other.kind == concept.kind, shared, tie)
