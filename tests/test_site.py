@@ -1,5 +1,6 @@
 """The documentation site builds strictly without a network: every link, anchor and name of the reference resolves."""
 
+import json
 import os
 import re
 import subprocess
@@ -51,6 +52,12 @@ def test_the_reference_documents_every_public_name(site):
     assert not missing
     signatures = (site / "reference/losses.html").read_text(encoding="utf-8")
     assert 'id="conjoin.losses.gcl"' in signatures and "exclude_same_modality" in signatures
+
+
+def test_the_search_finds_guides_before_the_reference(site):
+    pages = json.loads((site / "search/search_index.json").read_text())["docs"]
+    boosts = {page["location"].partition("#")[0]: page.get("boost", 1) for page in pages}
+    assert boosts["start.html"] == 1 and boosts["reference/losses.html"] == boosts["experiments/LOG.html"] == 0.2
 
 
 def test_links_to_other_hosts_are_listed(site):
