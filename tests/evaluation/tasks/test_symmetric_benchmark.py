@@ -47,6 +47,9 @@ def rows(tmp_path, random):
         if number % 4 == 2:
             row["positive_text"] = row["query_text"] + " ok"
         rows.append(row)
+    rows[0] |= {
+        f"variant_{part}": rows[0][f"negative_{part}"] for part in ("image", "text")
+    }  # it loses by its variant
     return rows
 
 
@@ -85,6 +88,7 @@ def test_equals_all_scores_at_once(rows, distractors, tmp_path, how):
     results = evaluate(encoder, "symmetric", tmp_path / "out", options, data=path, distractors=distractors, **how)
     wins, ranks = naive(encoder, tmp_path, rows, distractors)
     recalls = [np.mean(ranks <= k) for k in (1, 5, 10)]
+    assert not wins[0] and naive(encoder, tmp_path, [{**rows[0], "variant_text": None}])[0][0]
     assert 0 < wins.mean() < 1 and 0 < recalls[0] < recalls[2], "the test would not tell a wrong pool"
     (score,) = results.scores
     assert (score.name, score.queries, score.candidates) == ("triplets", 12, 3 * 12 - 1 + 40)
