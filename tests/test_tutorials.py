@@ -6,12 +6,9 @@ import io
 import json
 import re
 import runpy
-import shlex
-import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from huggingface_hub import constants
 
 from conjoin.cli import main as cli
@@ -25,6 +22,7 @@ from loopback_hub import ENVIRONMENT
 from test_docs import plain_commands
 from tiny_catalogue import products, write_catalogue
 from tiny_embedders import save_embedder
+from tiny_mllms import save_mllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_video")]
 
@@ -36,33 +34,6 @@ NOT_RUN = {"apt-get", "dpkg", "pip", "vllm", "accelerate"}
 
 STAMPS = "stamps/usr/share/tuxpaint/stamps"
 """Where the catalogue's tutorial has the pictures of its package."""
-STEP = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 0}
-PIXELS = {"min_pixels": 64, "max_pixels": 576}
-RECIPES = {
-    "sample/demo.yaml": {"model_init_kwargs": {"hidden_size": 24, "num_attention_heads": 2}},
-    "solar/sample_stage1.yaml": {"max_steps": 2},
-    "solar/sample_stage2.yaml": {"max_steps": 2, "min_separation": 0},
-    "puma/stage1_qwen2_vl_7b.yaml": {"model_init_kwargs": {"keep_layers": 2}, **PIXELS, **STEP},
-    "puma/stage2_qwen2_vl_7b.yaml": STEP,
-    "finetune/qwen3_vl_embedding.yaml": {**PIXELS, **STEP},
-    "coral/sample.yaml": {
-        "model_init_kwargs": {"keep_layers": 2},
-        **STEP,
-        "per_device_train_batch_size": 2,  # few of the few queries differ in their products
-    },
-}
-"""What the recipes of the reader's clone have otherwise here. The commands run as printed."""
-SIZES = {
-    "experiments/scenes.py": "--objects 24 --train 8 --distractors 2 --triplets 2",
-    "train training_args/sample/demo.yaml": "--per_device_train_batch_size 8",
-    "train training_args/finetune/qwen3_vl_embedding.yaml": "--per_device_train_batch_size 2",
-    "train training_args/solar/sample_stage1.yaml": "--per_device_train_batch_size 4",
-    "train training_args/solar/sample_stage2.yaml": "--per_device_train_batch_size 4",
-    "train training_args/puma/stage1_qwen2_vl_7b.yaml": "--per_device_train_batch_size 8",
-    "train training_args/puma/stage2_qwen2_vl_7b.yaml": "--per_device_train_batch_size 2",
-    "data compose-queries": "--queries 8 --test-queries 2 --test-share 0.3 --max-positive-share 0.3",
-}
-"""By the words behind the program: smaller numbers of what it makes. Of an option given twice, the last counts."""
 READER = {
     "catalogue": ["photo.jpg", STAMPS],
     "choose": ["photos.csv", "runs/demo/model"],
@@ -79,18 +50,16 @@ READER = {
 def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pictures):
     """The folder that a tutorial runs in: empty but for recipes and experiments of a clone and what the reader has."""
     folder = tmp_path / "clone"
-    shutil.copytree(ROOT / "training_args", folder / "training_args")
-    (folder / "experiments").symlink_to(ROOT / "experiments")
-    for name, changes in RECIPES.items():
-        path = folder / "training_args" / name
-        path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes)))
+    folder.mkdir()
+    for name in ("training_args", "experiments"):
+        (folder / name).symlink_to(ROOT / name)
     for name in READER[page.stem]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".jpg":
             pictures[len(name) % 4].save(path)
         elif name in ("runs/small-mllm", "Qwen/Qwen2-VL-2B-Instruct"):
-            path.symlink_to(mllm_checkpoints("qwen2_vl")[0])
+            save_mllm("qwen2_vl", path, depth=16)  # a recipe keeps the first 12 layers
         elif name == "Qwen/Qwen3-VL-Embedding-2B":
             save_embedder(path)
         elif page.stem == "embedder":
@@ -99,11 +68,6 @@ def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pict
             MAKE[name](path, tiny_checkpoints, mllm_checkpoints, pictures)
     monkeypatch.chdir(folder)
     return folder
-
-
-def merged(recipe, changes):
-    parts = {key: merged(recipe.get(key, {}), value) for key, value in changes.items() if isinstance(value, dict)}
-    return recipe | changes | parts
 
 
 def make_photos(path, tiny, mllms, pictures):
@@ -197,10 +161,10 @@ def run_commands(code, parse_only, monkeypatch):
     for words in plain_commands(code):
         monkeypatch.setenv(ALLOW_ROOTS, "")  # each command is a process: it has no --root of another
         if words[0] == "conjoin" and not parse_only:
-            assert cli.main([*words[1:], *sizes(words[1:])]) == 0, words
+            assert cli.main(words[1:]) == 0, words
             continue
         if words[0] == "python" and not parse_only:
-            monkeypatch.setattr("sys.argv", [*words[1:], *sizes(words[1:])])
+            monkeypatch.setattr("sys.argv", words[1:])
             runpy.run_path(words[1], run_name="__main__")
             continue
         assert parse_only or words[0] in NOT_RUN, words
@@ -211,14 +175,5 @@ def run_commands(code, parse_only, monkeypatch):
                 load_recipe(options.recipe, [*options.overrides, "--bf16", "false"])
 
 
-def sizes(arguments):
-    """The smaller numbers of a command."""
-    command = " ".join(arguments)
-    return shlex.split(" ".join(more for start, more in SIZES.items() if command.startswith(f"{start} ")))
-
-
-def test_every_replacement_is_used():
-    text = "".join(page.read_text(encoding="utf-8").replace("\\\n", "") for page in TUTORIALS)
-    starts = [*SIZES, *(f"train training_args/{name}" for name in RECIPES)]
-    assert all(re.search(rf"(conjoin|python) {re.escape(start)}", re.sub(" +", " ", text)) for start in starts)
+def test_every_tutorial_has_its_reader():
     assert {page.stem for page in TUTORIALS} == set(READER)

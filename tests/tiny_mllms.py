@@ -62,9 +62,10 @@ def _qwen_text(vocab_size):
     return TEXT | {"vocab_size": vocab_size, "rope_parameters": rope, "bos_token_id": None, "eos_token_id": None}
 
 
-def qwen2_vl(vocab_size=300):
+def qwen2_vl(vocab_size=300, depth=DEPTH):
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
-    config = Qwen2VLConfig(text_config=_qwen_text(vocab_size), vision_config=vision, **_qwen_ids())
+    text = _qwen_text(vocab_size) | {"num_hidden_layers": depth}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **_qwen_ids())
     return Qwen2VLForConditionalGeneration(config), QWEN_SPECIALS, _qwen_images(4)
 
 
