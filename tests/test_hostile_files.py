@@ -67,8 +67,8 @@ def versions(name, content):
 
 
 CASES = {
-    "aliases": (recipe("trainer: gcl\n" + BOMB), "unknown key"),
-    "a value in itself": (recipe("trainer: gcl\nmodel: &m {x: *m}\n"), "unknown key"),
+    "aliases": (recipe("trainer: gcl\n" + BOMB), "hostile.yaml: unknown key"),
+    "a value in itself": (recipe("trainer: gcl\nmodel: &m {x: *m}\n"), "hostile.yaml: unknown key"),
     "nesting": (recipe("[" * 100_000), "hostile.yaml: not valid YAML: .*recursion"),
     "digits": (recipe(f"seed: {'9' * 20_000}"), "hostile.yaml: "),
     "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile' .*expected safetensors"),

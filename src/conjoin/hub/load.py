@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    StrictDataclassError,
+)
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
@@ -138,7 +144,7 @@ def model_type(path: str | Path, revision: str | None = None) -> str:
     """
     with loading(path, revision):
         config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-    return str(config.get("model_type", ""))
+        return str(config.get("model_type", ""))
 
 
 @contextmanager
@@ -161,7 +167,7 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         problem = "are a pickle of more than tensors, or damaged; expected safetensors"
         raise ValueError(f"the weights of the model {str(path)!r} {problem}") from error
-    except (EOFError, KeyError) as error:
+    except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
         raise ValueError(f"cannot load the model {str(path)!r}: one of its files is damaged ({error!r})") from error
     except UnsupportedEmbedderError:  # it names the model
         raise

@@ -432,7 +432,7 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
         raise ValueError(f"{path} is a recipe of the trainer {name}; this script trains by {trainer}")
     module, prefix = TRAINERS[name]
     config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
-    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words)
+    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, f"{path}: ")
     training.recipe = {"trainer": name} | asdict(model) | asdict(data)
     return Recipe(name, model, data, training)
 
@@ -449,7 +449,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[str]) -> tuple[Any, ...]:
+def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[str], file: str) -> tuple[Any, ...]:
     """Fill dataclasses by `HfArgumentParser`: the values of a file as flags before those of the command line."""
     parser = _Parser(classes, allow_abbrev=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # before `--no_KEY` of the same key
@@ -460,7 +460,7 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[st
     given: list[str] = []
     for key, value in values.items():
         if key not in actions:
-            raise ValueError(_unknown(str(key), actions))
+            raise ValueError(file + _unknown(str(key), actions))
         each = value if isinstance(value, list) else [value]
         if value is None or not each or isinstance(each[0], dict):  # no word stands for it
             actions[key].default = [] if value is None and actions[key].nargs == "+" else value
