@@ -11,7 +11,6 @@ from conjoin.hub import check_model, export, is_own_model, load_config, load_mod
 from conjoin.models.joint_encoder import JointEncoderConfig
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import load_encoder
-from conjoin.retrieval import load_encoder
 from conjoin.trainers import ModelArguments
 
 UNCHECKED = shutil.ignore_patterns("SHA256SUMS")
