@@ -46,7 +46,7 @@ def test_names_of_sentence_transformers_and_flat_columns(image_folder):
         write(image_folder, {"query": "q", "answer": "a", "negative_10": "x", "negative_2": "y", "negative_1": None}),
         hard_negatives=5,
     )
-    assert [columns.whole for columns in table.columns.negatives] == ["negative_1", "negative_2", "negative_10"]
+    assert [columns["whole"] for columns in table.columns["negative"]] == ["negative_1", "negative_2", "negative_10"]
     assert sorted(item["text"] for item in table[0]["negatives"]) == ["x", "y"]
     table = QueryTable(write(image_folder, {"anchor": "q", "pos": ["a", "b"], "neg": ["c"]}), hard_negatives=1)
     assert len(table.positives[0]) == 2 and table[0]["negatives"] == [{"text": "c"}]

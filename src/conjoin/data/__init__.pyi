@@ -81,6 +81,7 @@ from conjoin.data.queries import (
     QueryMix as QueryMix,
     QueryTable as QueryTable,
 )
+from conjoin.data.query_rows import Candidate as Candidate, QueryDataset as QueryDataset, QueryRow as QueryRow
 from conjoin.data.row_checks import (
     Skipped as Skipped,
     SkippedFile as SkippedFile,

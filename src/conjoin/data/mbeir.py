@@ -7,17 +7,18 @@ task is a pair of modalities. A *cell* is one dataset and task, the unit of the 
 import csv
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
+from conjoin.data.pair_sources import SplitError
+from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
 from conjoin.data.row_checks import id_keys, repeated_id
 from conjoin.data.row_images import path_inside
-from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
 from conjoin.processing.item_error import ItemError
 
 MBEIR_TITLES = {
@@ -270,57 +271,46 @@ class MbeirCandidates:
         return {"id": row["did"], "image": None, "text": None, **parts, "modality": modality}
 
 
-class MbeirTraining(Dataset[dict[str, Any]]):
-    """Training queries as rows for `RetrievalCollator`.
-
-    A row has `id`, `query` and `positive` (items `{"image"?, "text"?}`, images as paths), `instruction`, `negatives`
-    (a list of items), `positive_id`, `negative_ids`, `target_modality`, `negative_modalities` and `dataset` (a name).
-    Each access samples among several prompts, positives and negatives with torch's generator.
+class MbeirTraining(QueryDataset):
+    """Training queries of M-BEIR, see `QueryDataset`.
 
     Args:
         folder: The root of M-BEIR.
-        queries: JSON-lines file of the queries, relative to the root; all training data by default.
-        candidates: The pool of their candidates, with the same default.
-        datasets: Names of the datasets to use; all when None.
-        hard_negatives: Negatives per row. A query with fewer negatives repeats them; a query without negatives gets
-            none.
+        split: There is only `"train"`.
+        datasets: Names of the datasets to use; all when empty.
+        hard_negatives: Negatives of each row.
         instructions: Whether rows have an instruction.
-
-    Attributes:
-        sources: Dataset name of each row, for `RetrievalBatchSampler`.
-        positives: Ids of all positives of each row, for the same sampler.
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: An unknown dataset, no rows, or a row with a missing field, a malformed id, no positives or a
-            candidate that is not in the pool.
+        ValueError: Another split, an unknown dataset, no rows, or a row with a missing field, a malformed id, no
+            positives or a candidate that is not in the pool.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        queries: str | None = None,
-        candidates: str | None = None,
         *,
-        datasets: Sequence[str] | None = None,
+        split: str = "train",
+        datasets: Sequence[str] = (),
         hard_negatives: int = 0,
         instructions: bool = True,
     ) -> None:
-        unknown = [name for name in datasets or () if name not in MBEIR_DATASETS]
+        super().__init__(hard_negatives)
+        if split != "train":
+            raise SplitError(split, "format mbeir")
+        unknown = [name for name in datasets if name not in MBEIR_DATASETS]
         if unknown:
             raise ValueError(f"unknown M-BEIR dataset {unknown[0]!r}; expected one of {', '.join(MBEIR_DATASETS)}")
         self.folder = Path(folder)
-        self.hard_negatives = check_negatives(hard_negatives)
         self.instructions = load_instructions(folder) if instructions else None
-        self.lines = JsonLines(self.folder / queries if queries else query_file(self.folder, None, "train"))
-        self.sources: list[str] = []
-        self.positives: list[tuple[int, ...]] = []
+        self.lines = JsonLines(query_file(self.folder, None, "train"))
         self._indices: list[int] = []
         wanted: list[np.ndarray] = []  # the keys of all candidates of each row
         for index, row in enumerate(self.lines):
             name = f"{str(self.lines.path)!r}, line {index + 1}"
             source = MBEIR_DATASETS[dataset_of(_id(row, "qid", name))]
-            if datasets is None or source in datasets:
+            if not datasets or source in datasets:
                 self.sources.append(source)
                 positives = id_keys(_dids(row, "pos_cand_list"))
                 self.positives.append(tuple(positives.tolist()))
@@ -328,32 +318,28 @@ class MbeirTraining(Dataset[dict[str, Any]]):
                 negatives = _dids(row, "neg_cand_list") if hard_negatives else []
                 wanted.append(np.concatenate([positives, id_keys(negatives)]))
         if not self._indices:
-            raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets or ())}")
-        pool = self.folder / candidates if candidates else pool_file(self.folder, None, "train")
-        self.candidates = MbeirCandidates(self.folder, pool)
+            raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets)}")
+        self.candidates = MbeirCandidates(self.folder, pool_file(self.folder, None, "train"))
         absent = np.flatnonzero(self.candidates.find(np.concatenate(wanted)) < 0)
         if len(absent):
             place = int(np.searchsorted(np.cumsum([len(keys) for keys in wanted]), absent[0], "right"))
             row = self.lines[self._indices[place]]
             dids = (*_dids(row, "pos_cand_list"), *_dids(row, "neg_cand_list"))
             did = next(did for did in dids if did not in self.candidates)
-            raise ValueError(f"query {row['qid']!r}: candidate {did!r} is not in the pool {str(pool)!r}")
+            pool = str(self.candidates.lines.path)
+            raise ValueError(f"query {row['qid']!r}: candidate {did!r} is not in the pool {pool!r}")
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def read(self, index: int) -> QueryRow:
+        """Read the row of a query; its candidates are ids in the pool."""
         row = self.lines[self._indices[index]]
-        known = _dids(row, "neg_cand_list")
-        dids = draw_ids(_dids(row, "pos_cand_list"), 1) + (draw_ids(known, self.hard_negatives) if known else [])
-        positive, *negatives = [
-            Candidate(did, {part: row[part] for part in ("image", "text") if row[part]}, row["modality"])
-            for did, row in zip(dids, map(self.candidates.__getitem__, dids), strict=True)
-        ]
         modality, query = _query(self.folder, row, self.instructions is not None)
-        prompts = _find_prompts(self.instructions, row["qid"], modality, positive.modality)
-        instruction = draw_ids(prompts, 1)[0] if prompts else None
-        return query_row(row["qid"], query, positive, negatives, self.sources[index], instruction)
+        prompts = partial(_find_prompts, self.instructions, row["qid"], modality)
+        return QueryRow(row["qid"], query, _dids(row, "pos_cand_list"), _dids(row, "neg_cand_list"), prompts)
+
+    def candidate(self, name: str) -> Candidate:
+        """Return a candidate of the pool."""
+        row = self.candidates[name]
+        return Candidate(name, {part: row[part] for part in ("image", "text") if row[part]}, row["modality"])
 
 
 def mbeir_queries(

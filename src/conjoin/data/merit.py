@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from torch.utils.data import Dataset
 
 from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines, json_object
 from conjoin.data.pair_sources import open_source
+from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
 from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import PLACEHOLDER, check_placeholders, path_inside, row_item
-from conjoin.data.training_rows import Candidate, check_negatives, draw_ids, query_row
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
@@ -348,17 +347,12 @@ class MeritQueryRows:
         return map(self.items.query, self.queries)
 
 
-class MeritTraining(Dataset[dict[str, Any]]):
-    """Training queries as rows for `RetrievalCollator`.
-
-    A row has `id`, `query` (a chat with images and texts in turn), `positive` (an item), `negatives` (a list
-    of items), `positive_id`, `negative_ids`, `target_modality`, `negative_modalities` and `dataset`. Each access
-    samples among several positives and negatives with torch's generator.
+class MeritTraining(QueryDataset):
+    """Training queries of MERIT, chats with images and texts in turn, see `QueryDataset`.
 
     Args:
         folder: The root of MERIT.
-        hard_negatives: Number of negatives per row, from the hard negatives of the query; a query without any has
-            none.
+        hard_negatives: Negatives of each row, from the hard negatives of the query.
         ood: Drop every query that touches a product which the out-of-distribution test of this kind holds out:
             `"language"`, `"attribute"` or `"class"`.
         split: The split to train on.
@@ -372,42 +366,36 @@ class MeritTraining(Dataset[dict[str, Any]]):
     def __init__(
         self, folder: str | Path, *, hard_negatives: int = 0, ood: str | None = None, split: str = "train"
     ) -> None:
+        super().__init__(hard_negatives)
         values = ood_values(folder)
         if ood is not None and ood not in values:
             raise ValueError(f"unknown out-of-distribution test {ood!r}; expected one of {', '.join(values)}")
-        self.hard_negatives = check_negatives(hard_negatives)
         self.lines = JsonLines(query_file(folder, split))
         self.items = MeritItems(MeritProducts(folder, split))
         products = self.items.products
         held_out = {each.id for each in products if ood is not None and is_held_out(each, ood, values)}
-        self.positives: list[tuple[str, ...]] = []
-        self._indices: list[int] = []
-        for index, query in enumerate(_read(self.lines, products)):
-            if held_out.isdisjoint(query.touched):
-                self.positives.append(query.positives)
-                self._indices.append(index)
-        if not self._indices:
+        kept = [query for query in _read(self.lines, products) if held_out.isdisjoint(query.touched)]
+        if not kept:
             raise ValueError(f"{str(self.lines.path)!r}: the out-of-distribution test of {ood} leaves no query")
-        self.sources = ["merit"] * len(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
+        self.positives = [query.positives for query in kept]
+        self.sources = ["merit"] * len(kept)
+        self._lines = [int(query.id) for query in kept]
 
     def query(self, index: int) -> MeritQuery:
         """Read the query of a row."""
-        number = self._indices[index]
-        return read_query(self.lines[number], self.lines.path, number + 1)
+        line = self._lines[index]
+        return read_query(self.lines[line - 1], self.lines.path, line)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def read(self, index: int) -> QueryRow:
+        """Read the row of a query; its candidates are products by id."""
         query = self.query(index)
-        positive_id = draw_ids(query.positives, 1)[0]
-        negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
         row = self.items.query(query)
         item = row_item({part: row[part] for part in ("image", "text")}, query.where)
-        positive, *negatives = [
-            Candidate(pid, self.items.product(pid), MODALITY) for pid in (positive_id, *negative_ids)
-        ]
-        return query_row(query.id, item, positive, negatives, "merit")
+        return QueryRow(query.id, item, query.positives, query.negatives)
+
+    def candidate(self, name: str) -> Candidate:
+        """Return a product as a candidate."""
+        return Candidate(name, self.items.product(name), MODALITY)
 
 
 def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuery]:

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
+from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
 from conjoin.data.row_images import path_inside
-from conjoin.data.training_rows import Candidate, check_negatives, query_row
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
 from conjoin.storage import text_digest
@@ -73,8 +71,8 @@ def mmeb_item(text: str | None, image: str | None, images: Path, where: str) -> 
     return check_parts(item, where)
 
 
-class MmebTraining(Dataset[dict[str, Any]]):
-    """Training queries of MMEB as rows for `RetrievalCollator`.
+class MmebTraining(QueryDataset):
+    """Training queries of MMEB, see `QueryDataset`.
 
     A row of the published files has a query, its instruction included, one positive and at most one negative, each a
     text, an image or both. Rows stay on disk until they are used. Candidates of equal content are one. A candidate
@@ -86,10 +84,6 @@ class MmebTraining(Dataset[dict[str, Any]]):
         split: `"train"` is the published `"original"`; `"diverse_instruction"` has other instructions.
         datasets: The subsets; all when empty.
 
-    Attributes:
-        positives: The id of each row's positive.
-        sources: The subset of each row.
-
     Raises:
         FileNotFoundError: There is no such folder or image, or it has no subset.
         ValueError: A malformed row (it is named), a `hard_negatives` other than 0 or 1, or an unknown subset.
@@ -98,12 +92,10 @@ class MmebTraining(Dataset[dict[str, Any]]):
     def __init__(
         self, folder: str | Path, *, hard_negatives: int = 0, split: str = "train", datasets: Sequence[str] = ()
     ) -> None:
-        self.folder, self.hard_negatives = Path(folder), check_negatives(hard_negatives, 1)
-        files = find_subsets(folder, datasets or None, "original" if split == "train" else split)
-        self.positives: list[tuple[str]] = []
-        self.sources: list[str] = []
+        super().__init__(hard_negatives, most=1)
+        self.folder = Path(folder)
         self._rows: list[tuple[Any, int]] = []
-        for name, path in files.items():
+        for name, path in find_subsets(folder, datasets or None, "original" if split == "train" else split).items():
             rows = read_subset(path)
             for index, row in enumerate(rows):
                 missing = [column for column in TRAINING_COLUMNS if column not in row]
@@ -114,21 +106,24 @@ class MmebTraining(Dataset[dict[str, Any]]):
                 self.sources.append(name)
                 self._rows.append((rows, index))
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def read(self, index: int) -> QueryRow:
+        """Read and check a row; a negative only if rows have some."""
         rows, number = self._rows[index]
         row, where = rows[number], f"{self.sources[index]}, row {number}"
         has_negative = self.hard_negatives and (row.get("neg_text") or row.get("neg_image_path"))
-        roles = ("pos", "neg") if has_negative else ("pos",)
-        positive, *negatives = [self._candidate(row, role, where) for role in roles]
+        candidates = []
+        for role in ("pos", "neg") if has_negative else ("pos",):
+            item = mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
+            candidates.append(Candidate(_candidate_id(row, role, where), item, mmeb_modality(item)))
         query = mmeb_item(row["qry"], row["qry_image_path"], self.folder, f"{where}, query")
-        return query_row(f"{self.sources[index]}/{number}", query, positive, negatives, self.sources[index])
+        return QueryRow(f"{self.sources[index]}/{number}", query, candidates[:1], candidates[1:])
 
-    def _candidate(self, row: Mapping[str, Any], role: str, where: str) -> Candidate:
-        item = mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
-        return Candidate(_candidate_id(row, role, where), item, _modality(item))
+
+def mmeb_modality(item: Mapping[str, str]) -> str:
+    """Return `text`, `image` or `image,text`; an image whose text is one of `IMAGE_INSTRUCTIONS` is an image."""
+    if "image" in item and item.get("text") in IMAGE_INSTRUCTIONS:
+        return "image"
+    return ",".join(part for part in ("image", "text") if part in item)
 
 
 def _candidate_id(row: Mapping[str, Any], role: str, where: str) -> str:
@@ -136,9 +131,3 @@ def _candidate_id(row: Mapping[str, Any], role: str, where: str) -> str:
     if not isinstance(text, str) or not isinstance(image, str):
         raise ItemError(where, f"{role}_text and {role}_image_path must be texts, got {text!r:.80} and {image!r:.80}")
     return text_digest(f"{image}\n{text}")
-
-
-def _modality(item: Mapping[str, str]) -> str:
-    if "image" in item and item.get("text") in IMAGE_INSTRUCTIONS:
-        return "image"
-    return ",".join(part for part in ("image", "text") if part in item)

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
 
 import datasets
 
 from conjoin.data.columns import require_columns
 from conjoin.data.pair_sources import open_source
-from conjoin.data.training_rows import check_negatives
+from conjoin.data.query_rows import check_negatives
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
@@ -53,12 +52,11 @@ def load_nli(
         del chosen["negative"]
     table, _ = open_source(source, split, streaming=False)
     require_columns(chosen.values(), list(table.column_names or ()))
-    rows: dict[str, list[Any]] = {"id": [], **{part: [] for part in chosen}}
+    rows = []
     for number, row in enumerate(table.select_columns([*dict.fromkeys(chosen.values())])):
-        rows["id"].append(str(number))
-        for part, column in chosen.items():
-            rows[part].append(check_text(row[column] or "", f"row {number}, column {column!r}"))
-    negatives = rows.pop("negative", None)
-    rows["negatives"] = [[]] * len(rows["id"]) if negatives is None else [[text] for text in negatives]
-    rows["target_modality"] = ["text"] * len(rows["id"])
-    return datasets.Dataset.from_dict(rows, features=NLI_FEATURES)
+        texts = {
+            part: check_text(row[column] or "", f"row {number}, column {column!r}") for part, column in chosen.items()
+        }
+        negatives = [texts.pop("negative")] if hard_negatives else []
+        rows.append({"id": str(number), **texts, "negatives": negatives, "target_modality": "text"})
+    return datasets.Dataset.from_list(rows, features=NLI_FEATURES)

@@ -4,12 +4,11 @@ import bisect
 import itertools
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import torch
 from torch.utils.data import Dataset
 
 from conjoin.data.columns import require_columns, undecoded
@@ -19,9 +18,9 @@ from conjoin.data.merit import MeritTraining
 from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
+from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
 from conjoin.data.row_checks import as_name, check_ids, read_id, read_rows, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
-from conjoin.data.training_rows import Candidate, check_negatives, query_row
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
 from conjoin.progress import progress
@@ -39,49 +38,15 @@ QUERY_COLUMNS = {
 }
 """Default names, in order of preference. Items may also have `NAME_text` and `NAME_image`; negatives, `NAME_1` ..."""
 ITEM_ROLES = ("query", "positive", "negative")
+ITEM_ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
+"""A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
 LABELS = ("label", "labels", "score", "scores")
 IMAGE_KEYS = ("image", "images")
 _ABSENT: tuple[Any, ...] = (None, "", [])
 
 
-class ItemColumns(NamedTuple):
-    """The columns of an item, or of a list of items.
-
-    Attributes:
-        whole: Holds items: texts, images, or `{"text", "image"}`; of positives and negatives also lists of them.
-        text: Holds the text of one item.
-        image: Holds the image or the images of one item.
-    """
-
-    whole: str | None = None
-    text: str | None = None
-    image: str | None = None
-
-
-class QueryColumns(NamedTuple):
-    """The columns to read.
-
-    Attributes:
-        query: Of the query.
-        positive: Of the positives.
-        negatives: Of the negatives, one entry for each of `negative_1`, `negative_2` ...
-        instruction: None without instructions, likewise the ids.
-        id: Of the row, for messages.
-        positive_id: Of the positives.
-        negative_id: Of the negatives.
-    """
-
-    query: ItemColumns
-    positive: ItemColumns
-    negatives: tuple[ItemColumns, ...]
-    instruction: str | None
-    id: str | None
-    positive_id: str | None
-    negative_id: str | None
-
-
-def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> QueryColumns:
-    """Choose the columns that are not given by their names.
+def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
+    """Choose the columns of each role, for each item its `{"whole"?, "text"?, "image"?}`; `given` comes before names.
 
     Args:
         available: All columns.
@@ -90,57 +55,43 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
     Raises:
         ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
     """
-    known = [*QUERY_COLUMNS, *(f"{role}_{part}" for role in ITEM_ROLES for part in ("text", "image"))]
+    endings = {role: ITEM_ENDINGS if role in ITEM_ROLES else {"whole": ""} for role in QUERY_COLUMNS}
+    known = [role + ending for role, parts in endings.items() for ending in parts.values()]
     for role in given:
         if role not in known:
             raise ValueError(f"unknown part {role!r} in columns; expected one of {known}")
     require_columns(given.values(), available)
-    items = {role: list(_item_columns(role, available, given)) for role in ITEM_ROLES}
-    for role in ("query", "positive"):
-        if not items[role]:
-            raise ValueError(
-                f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
-                f"{', '.join(QUERY_COLUMNS[role])} (also with _text or _image behind)"
-            )
+    chosen = {}
+    for role, stems in QUERY_COLUMNS.items():
+        parts = endings[role]
+        items = [{part: given[role + ending] for part, ending in parts.items() if role + ending in given}]
+        if not items[0]:
+            if role == "negative":  # all names, each with its numbered columns in order
+                stems = tuple(each for stem in stems for each in (stem, *_numbered(stem, available)))
+            items = [{part: stem + end for part, end in parts.items() if stem + end in available} for stem in stems]
+        items = [columns for columns in items if columns]
+        chosen[role] = items if role == "negative" else items[:1]
+        if role in ("query", "positive"):
+            if not items:
+                raise ValueError(
+                    f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
+                    f"{', '.join(stems)} (also with _text or _image behind)"
+                )
+            if len(items) > 1:
+                others = ", ".join(repr(column) for columns in items[1:] for column in columns.values())
+                logger.warning("%s is read as the %s, not %s; choose by columns", _names(items[0]), role, others)
     labels = [name for name in LABELS if name in available and name not in given.values()]
-    if labels and not items["negative"]:
+    if labels and not chosen["negative"]:
         raise ValueError(
             f"the column {labels[0]!r} grades pairs; expected rows of a query, its positives and its negatives (of "
             'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
         )
-    single = {
-        role: given.get(role) or next((name for name in QUERY_COLUMNS[role] if name in available), None)
-        for role in QUERY_COLUMNS
-        if role not in ITEM_ROLES
-    }
-    return QueryColumns(items["query"][0], items["positive"][0], tuple(items["negative"]), **single)
+    return chosen
 
 
-def _item_columns(role: str, available: Sequence[str], given: Mapping[str, str]) -> Iterator[ItemColumns]:
-    """Yield the columns of a role: those that are given, else those of the first name, numbered ones in order."""
-    parts = {"whole": role, "text": f"{role}_text", "image": f"{role}_image"}
-    if any(name in given for name in parts.values()):
-        yield ItemColumns(**{part: given.get(name) for part, name in parts.items()})
-        return
-    matches = [columns for name in QUERY_COLUMNS[role] for columns in _named(name, role, available)]
-    if role == "negative":
-        yield from matches
-    elif matches:
-        if len(matches) > 1:
-            others = ", ".join(repr(column) for columns in matches[1:] for column in columns if column)
-            logger.warning("%r is read as the %s, not %s; choose by columns", matches[0], role, others)
-        yield matches[0]
-
-
-def _named(name: str, role: str, available: Sequence[str]) -> Iterator[ItemColumns]:
-    """Yield the columns of one name: `NAME`, `NAME_text`, `NAME_image`, and for negatives those of `NAME_1` and on."""
-    numbered = re.compile(rf"({name}_\d+)(_text|_image)?")
-    stems = [match[1] for match in map(numbered.fullmatch, available) if match] if role == "negative" else []
-    for stem in [name, *sorted(set(stems), key=lambda stem: int(stem.rpartition("_")[2]))]:
-        candidates = (stem, f"{stem}_text", f"{stem}_image")
-        columns = [column if column in available else None for column in candidates]
-        if any(columns):
-            yield ItemColumns(*columns)
+def _numbered(stem: str, available: Sequence[str]) -> list[str]:
+    matches = [re.fullmatch(rf"({stem}_(\d+))(_text|_image)?", name) for name in available]
+    return [name for _, name in sorted({(int(match[2]), match[1]) for match in matches if match})]
 
 
 def _parts(value: Any, name: str) -> dict[str, Any]:
@@ -163,44 +114,31 @@ def _parts(value: Any, name: str) -> dict[str, Any]:
     return check_parts(text | ({"image": images[0]} if images else {}), name)
 
 
-class _Row(NamedTuple):
-    """A row that is read and checked."""
-
-    id: str
-    query: Candidate
-    positives: list[Candidate]
-    negatives: list[Candidate]
-    instruction: str | None
-
-
-class QueryTable(Dataset[dict[str, Any]]):
-    """Rows `{query, positive(s), negative(s), instruction?, ids?}` of one table, for `RetrievalCollator`.
+class QueryTable(QueryDataset):
+    """Rows `{query, positive(s), negative(s), instruction?, ids?}` of one table, see `QueryDataset`.
 
     The query, each positive and each negative is a text, `{"text": ..., "image": ...}` with one of them or both, or
     with a list of images (then `<image>` in the text marks their places, see `load_pairs`). In a JSON-lines file a
     string is always a text. In Parquet and Hub datasets a column may hold images. `query_image` and `query_text` may
     be columns of their own, likewise for positives and negatives.
 
-    Every row is checked here; images are opened when a row is used. Each access draws one of several positives and
-    `hard_negatives` of the negatives with torch's generator. Candidates without ids are known by their content.
+    Every row is checked here; images are opened when a row is used. Candidates without ids are known by their content.
 
     Args:
         source: A JSON-lines, Parquet or CSV file, a dataset of `datasets`, or the id of a dataset on the Hub.
         columns: Columns by role, where they differ from `QUERY_COLUMNS`.
         split: The split, for sources with several.
-        hard_negatives: Number of negatives per row at most.
+        hard_negatives: Number of negatives per row at most; none is repeated.
         instruction: For the rows that have none.
         name: Of the rows, as `one_dataset_per_batch` counts datasets; the source by default.
         show_progress: Show a progress bar while rows are checked.
-
-    Attributes:
-        positives: The ids of each row's positives.
-        sources: `name` for each row.
 
     Raises:
         FileNotFoundError: The source or an image does not exist.
         ValueError: A column is missing, the table is empty, or a row cannot be used (it is named).
     """
+
+    repeats_negatives = False
 
     def __init__(
         self,
@@ -213,78 +151,83 @@ class QueryTable(Dataset[dict[str, Any]]):
         name: str | None = None,
         show_progress: bool = False,
     ) -> None:
+        super().__init__(hard_negatives)
         self.rows, folder = _open(source, split)
         self.columns = choose_query_columns(_column_names(self.rows), columns or {})
-        self.images = RowImages(folder, image_folders(source, folder))
-        self.hard_negatives, self.instruction = check_negatives(hard_negatives), instruction
-        self._has_negatives = False
+        self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
+        has_negatives = False
+
+        def check(row: Mapping[str, Any], index: int) -> str:
+            nonlocal has_negatives
+            read = self._read(row, index)
+            has_negatives |= bool(read.negatives)
+            self.positives.append(tuple(positive.id for positive in read.positives))
+            return read.id
+
         shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
-        checked = read_rows(shown, self._check)
-        self.positives: list[tuple[str, ...]] = [positives for _, positives in checked]
-        if self.columns.id:
-            check_ids([row_id for row_id, _ in checked])
-        self.sources: Sequence[Hashable] = [name or str(source)[:200]] * len(self.positives)
-        if self._has_negatives and not hard_negatives:
+        ids = read_rows(shown, check)
+        if self.columns["id"]:
+            check_ids(ids)
+        self.sources = [name or str(source)[:200]] * len(self.positives)
+        if has_negatives and not hard_negatives:
             logger.warning("the rows of %.200s have negatives, but hard_negatives=0 leaves them out", source)
 
-    def __len__(self) -> int:
-        return len(self.positives)
+    def read(self, index: int) -> QueryRow:
+        """Read and check a row."""
+        return self._read(self.rows[index], index)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._read(self.rows[index], index)
-        positive = row.positives[int(torch.randint(len(row.positives), (1,)))]
-        chosen = torch.randperm(len(row.negatives))[: self.hard_negatives].tolist() if row.negatives else []
-        negatives = [row.negatives[index] for index in chosen]
-        return query_row(row.id, row.query.item, positive, negatives, self.sources[index], row.instruction)
-
-    def _check(self, row: Mapping[str, Any], index: int) -> tuple[str, tuple[str, ...]]:
-        read = self._read(row, index)
-        self._has_negatives |= bool(read.negatives)
-        return read.id, tuple(positive.id for positive in read.positives)
-
-    def _read(self, row: Mapping[str, Any], index: int) -> _Row:
+    def _read(self, row: Mapping[str, Any], index: int) -> QueryRow:
         columns = self.columns
-        row_id = read_id(index if columns.id is None else row.get(columns.id), index)
+        plain = [role for role in columns if role not in ITEM_ROLES]
+        cells = {role: [row.get(each["whole"]) for each in columns[role]] for role in plain}
+        row_id = read_id(cells["id"][0] if cells["id"] else index, index)
         name = row_name(index, row_id)
-        query = self._items(row, columns.query, f"{name}, query")
-        if len(query) != 1:
-            raise ItemError(name, f"{len(query)} queries; expected one, in {_names(columns.query)}")
-        positives = self._items(row, columns.positive, f"{name}, positive")
-        if not positives:
-            raise ItemError(name, f"no positive in {_names(columns.positive)}")
-        negatives = [item for each in columns.negatives for item in self._items(row, each, f"{name}, negative")]
-        positives = _with_ids(positives, row, columns.positive_id, f"{name}, positive")
-        negatives = _with_ids(negatives, row, columns.negative_id, f"{name}, negative")
-        if negatives and (columns.positive_id is None) != (columns.negative_id is None):
+        items = {
+            role: [item for each in columns[role] for item in self._items(row, each, f"{name}, {role}")]
+            for role in ITEM_ROLES
+        }
+        if len(items["query"]) != 1:
+            raise ItemError(name, f"{len(items['query'])} queries; expected one, in {_names(columns['query'][0])}")
+        if not items["positive"]:
+            raise ItemError(name, f"no positive in {_names(columns['positive'][0])}")
+        for role in ("positive", "negative"):
+            if cells[f"{role}_id"]:
+                cell, column = cells[f"{role}_id"][0], columns[f"{role}_id"][0]["whole"]
+                ids = [as_name(each) for each in (cell if isinstance(cell, list) else [cell])]
+                if len(ids) != len(items[role]) or None in ids:
+                    problem = f"{len(items[role])} items, but {column!r} is {cell!r:.80}; expected one id for each"
+                    raise ItemError(f"{name}, {role}", problem)
+                items[role] = [item._replace(id=str(each)) for item, each in zip(items[role], ids, strict=True)]
+        if items["negative"] and bool(cells["positive_id"]) != bool(cells["negative_id"]):
             raise ItemError(name, "ids for its positives or for its negatives; expected both or neither")
-        same = {positive.id for positive in positives} & {negative.id for negative in negatives}
+        same = {positive.id for positive in items["positive"]} & {negative.id for negative in items["negative"]}
         if same:
             raise ItemError(name, f"a negative is also a positive (id {min(same)!r})")
-        instruction = row.get(columns.instruction) if columns.instruction else None
+        instruction = cells["instruction"][0] if cells["instruction"] else None
         if instruction is not None and not isinstance(instruction, str):
             raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
-        return _Row(row_id, query[0], positives, negatives, instruction or self.instruction)
+        query = items["query"][0].item
+        return QueryRow(row_id, query, items["positive"], items["negative"], instruction or self.instruction)
 
-    def _items(self, row: Mapping[str, Any], columns: ItemColumns, name: str) -> list[Candidate]:
+    def _items(self, row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> list[Candidate]:
         """Return the items of some columns: none, one, or those of a list.
 
         Raises:
             ItemError: A cell is no item, or an image or a text cannot be used; the item starts with `name`.
             MissingFileError: The file of an image does not exist.
         """
-        cells = {part: row.get(column) for part, column in columns._asdict().items() if column}
-        whole, flat = cells.pop("whole", None), {part: cell for part, cell in cells.items() if cell not in _ABSENT}
+        parts = {part: row.get(column) for part, column in columns.items()}
+        whole, parts = parts.pop("whole", None), {part: cell for part, cell in parts.items() if cell not in _ABSENT}
         if isinstance(whole, list):
-            if flat:
-                others = ", ".join(map(repr, columns[1:]))
-                raise ItemError(name, f"a list in {columns.whole!r} beside {others}")
+            if parts:
+                others = ", ".join(repr(column) for part, column in columns.items() if part != "whole")
+                raise ItemError(name, f"a list in {columns['whole']!r} beside {others}")
             named = [(f"{name} {index}", each) for index, each in enumerate(whole)]
             return [self._item(_parts(each, own_name), own_name) for own_name, each in named]
-        parts = {} if whole in _ABSENT else _parts(whole, name)
-        if parts.keys() & flat.keys():
-            raise ItemError(name, f"both {columns.whole!r} and another column give its {min(parts.keys() & flat)}")
-        parts |= flat
-        return [self._item(parts, name)] if parts else []
+        own = {} if whole in _ABSENT else _parts(whole, name)
+        if both := parts.keys() & own.keys():
+            raise ItemError(name, f"both {columns['whole']!r} and another column give its {min(both)}")
+        return [self._item(own | parts, name)] if own or parts else []
 
     def _item(self, parts: dict[str, Any], name: str) -> Candidate:
         if "text" in parts:
@@ -353,19 +296,8 @@ def _column_names(rows: Any) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _with_ids(items: list[Candidate], row: Mapping[str, Any], column: str | None, name: str) -> list[Candidate]:
-    """Return items under the ids of a column."""
-    if column is None:
-        return items
-    cell = row.get(column)
-    ids = [as_name(each) for each in (cell if isinstance(cell, list) else [cell])]
-    if len(ids) != len(items) or None in ids:
-        raise ItemError(name, f"{len(items)} items, but {column!r} is {cell!r:.80}; expected one id for each")
-    return [item._replace(id=str(each)) for item, each in zip(items, ids, strict=True)]
-
-
-def _names(columns: Sequence[str | None]) -> str:
-    return " or ".join(repr(column) for column in columns if column)
+def _names(columns: Mapping[str, str]) -> str:
+    return " or ".join(map(repr, columns.values()))
 
 
 class QueryFormat(NamedTuple):
@@ -382,20 +314,9 @@ class QueryFormat(NamedTuple):
     benchmark: str | None = None
 
 
-def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options: Any) -> MbeirTraining:
-    """Load all training queries, or those of some datasets.
-
-    Raises:
-        ValueError: Another split is asked for.
-    """
-    if split != "train":
-        raise SplitError(split, "format mbeir")
-    return MbeirTraining(source, datasets=datasets or None, **options)
-
-
 QUERY_FORMATS = {
     "nli": QueryFormat(load_nli, ("columns",)),
-    "mbeir": QueryFormat(_load_mbeir, ("datasets", "instructions"), benchmark="mbeir"),
+    "mbeir": QueryFormat(MbeirTraining, ("datasets", "instructions"), benchmark="mbeir"),
     "merit": QueryFormat(MeritTraining, ("ood",)),
     "mmeb": QueryFormat(MmebTraining, ("datasets",), benchmark="mmeb"),
 }

@@ -1,7 +1,7 @@
 """Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
@@ -78,54 +78,6 @@ class JoinedRows(Dataset[dict[str, Any]]):
         return {**self.rows[index], "teacher": self.teacher[index]}
 
 
-class Candidate(NamedTuple):
-    """A candidate of a query.
-
-    Attributes:
-        id: Equal for equal candidates.
-        item: As processors take it.
-        modality: `text`, `image` or `image,text`.
-    """
-
-    id: str
-    item: Any
-    modality: str
-
-
-def query_row(
-    row_id: str,
-    query: Any,
-    positive: Candidate,
-    negatives: Sequence[Candidate],
-    dataset: Hashable,
-    instruction: str | None = None,
-) -> dict[str, Any]:
-    """Return a row for `RetrievalCollator`: the one form of own tables, M-BEIR, MERIT and MMEB."""
-    return {
-        "id": row_id,
-        "query": query,
-        "instruction": instruction,
-        "positive": positive.item,
-        "positive_id": positive.id,
-        "negatives": [negative.item for negative in negatives],
-        "negative_ids": [negative.id for negative in negatives],
-        "target_modality": positive.modality,
-        "negative_modalities": [negative.modality for negative in negatives],
-        "dataset": dataset,
-    }
-
-
-def check_negatives(count: int, most: int | None = None) -> int:
-    """Return how many hard negatives a row has.
-
-    Raises:
-        ValueError: It is negative, or more than the data has.
-    """
-    if count < 0 or (most is not None and count > most):
-        raise ValueError(f"hard_negatives={count}; expected 0 or more" + ("" if most is None else f", at most {most}"))
-    return count
-
-
 class QueryRows(EpochRows):
     """Rows of queries and candidates whose random choices (prompt, positive, negatives) are seeded.
 
@@ -193,12 +145,6 @@ def sources_of(rows: Any) -> Sequence[Hashable]:
 def repeats_of(rows: Any) -> Sequence[float] | None:
     """Return how many times each row is used in an epoch; None for once each."""
     return getattr(_innermost(rows), "repeats", None)
-
-
-def draw_ids(options: Sequence[str], count: int) -> list[str]:
-    """Return `count` options in random order; each appears once before any repeats."""
-    order = torch.randperm(len(options)).tolist()
-    return [options[order[index % len(order)]] for index in range(count)]
 
 
 def has_order(rows: Any) -> bool:

@@ -5,11 +5,10 @@ subsets. A query that asks about an image has an image and a text. A target whos
 is an image.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conjoin.data.mmeb import IMAGE_INSTRUCTIONS, find_subsets, mmeb_item, read_subset
+from conjoin.data.mmeb import find_subsets, mmeb_item, mmeb_modality, read_subset
 from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.task import Cell, Rows
 
@@ -58,19 +57,14 @@ def mmeb_cells(options: MmebOptions) -> list[Cell]:
         items = [{"id": id_, **mmeb_item(*target, images, f"{path.name}, {id_}")} for target, id_ in targets.items()]
         right = {pool[0] for pool in pools.values()}
         sides = [
-            {_modality(item) for item in side} for side in (queries, [each for each in items if each["id"] in right])
+            {mmeb_modality(item).replace(",", "+") for item in side}
+            for side in (queries, [each for each in items if each["id"] in right])
         ]
         modality = " → ".join(side.pop() if len(side) == 1 else "several" for side in sides)
         qrels = {id_: pool[:1] for id_, pool in pools.items()}
         rows = Rows(f"{name}-queries", queries), Rows(f"{name}-targets", items)
         cells.append(Cell(name, *rows, qrels, pools, labels={"query → target": modality}))
     return sorted(cells, key=lambda cell: cell.labels["query → target"])
-
-
-def _modality(item: Mapping[str, str]) -> str:
-    if "image" in item and item.get("text") in IMAGE_INSTRUCTIONS:
-        return "image"
-    return "+".join(part for part in ("image", "text") if part in item)
 
 
 TASK = Task(
