@@ -61,12 +61,13 @@ class Bench:
         """A command as a function that returns its exit code."""
 
         def run() -> int:
+            from huggingface_hub.utils import get_session
+
             from conjoin.cli.main import main
-            from conjoin.hub import commit
             from conjoin.retrieval import encode
 
             encode._BATCHES_AT_ONCE, encode._ROWS_PER_COMMIT = 1, 1  # a commit for every batch
-            commit.PATIENCE = 3.0  # a lost request is given up sooner
+            get_session().timeout = 3.0  # a lost request is given up
             return main(words)
 
         return run
@@ -289,6 +290,7 @@ def set_environment(work: Path, hub: str) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.environ |= {"HF_HOME": f"{work}/cache/hf", "TMPDIR": f"{work}/cache/tmp", "HF_ENDPOINT": hub}
     os.environ |= {"HF_TOKEN": "hf_fake", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    os.environ["HF_HUB_ETAG_TIMEOUT"] = "3"
     tempfile.tempdir = None
 
 

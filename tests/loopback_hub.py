@@ -7,7 +7,6 @@ import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from time import sleep
 from urllib.parse import parse_qs, unquote, urlsplit
 
 ENVIRONMENT = {"HF_TOKEN": "hf_fake", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -44,8 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         hub.log.append((self.command, self.path))
         for pattern, trouble in hub.troubles.items():
             if re.search(pattern, f"{self.command} {self.path}"):
-                if not self._suffer(trouble, length):
-                    return
+                return self._suffer(trouble, length)
         body = self.rfile.read(length)
         if len(body) < length:  # the client died
             self.close_connection = True
@@ -60,30 +58,16 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_HEAD = _serve  # noqa: N815 - as the base class calls them
 
     def _suffer(self, trouble, length):
-        """Answer a status, hang, or break off; true when the request goes on."""
+        """Answer a status, or break off."""
         if trouble == "break":
             self.rfile.read(length // 2)
             self.connection.close()
-        elif trouble == "hang":
-            self.rfile.read(length)
-            sleep(1.5)
-        elif trouble == "lost answer":
-            self.lost = True
-            return True
+            self.close_connection = True
         else:
             self.rfile.read(length)
             self.answer({"error": "no"}, trouble)
-            return False  # the connection stays, as the client believes
-        self.close_connection = True
-        return False
-
-    lost = False
 
     def answer(self, content, status=200, **headers):
-        if self.lost:
-            self.close_connection = True
-            self.connection.close()
-            return
         raw = isinstance(content, bytes)
         body = content if raw else json.dumps(content).encode()
         self.send_response(status)
@@ -107,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         kind, name = asked.get("type") or "model", asked["name"]
         key = kind, f"{asked.get('organization') or 'me'}/{name}"
         if key in self.server.hub.repositories:
-            return self.answer({"error": "exists", "url": self.server.hub.url}, 409)
+            return self.answer({"error": "exists", "url": f"{self.server.hub.url}/{key[1]}"}, 409)
         private = asked.get("private") is True or asked.get("visibility") == "private"
         self.server.hub.repositories[key] = Repository(private)
         self.answer({"url": f"{self.server.hub.url}/{key[1]}", "name": key[1]})
@@ -268,7 +252,7 @@ def entry(path, raw):
 
 
 class Hub:
-    """The server's state; `troubles` maps patterns of `METHOD path` to a status, `hang`, `break` or `lost answer`."""
+    """The server's state; `troubles` maps patterns of `METHOD path` to a status or `break`."""
 
     def __init__(self, url):
         self.url, self.repositories, self.stored, self.log, self.troubles = url, {}, {}, [], {}

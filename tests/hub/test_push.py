@@ -15,7 +15,7 @@ from conjoin.hub.commit import PushError, Upload
 from conjoin.hub.local_paths import without_paths
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.storage import checksummed_path
+from conjoin.storage import checksummed_path, file_digest
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
@@ -94,8 +94,10 @@ def test_no_path_of_this_machine_is_pushed(tmp_path, model):
     copy = tmp_path / "copy"
     shutil.copytree(model, copy, symlinks=True)
     config = json.loads((copy / "config.json").read_text())
+    digest = file_digest(copy / "config.json")
     (copy / "config.json").write_text(json.dumps(config | {"_name_or_path": "/home/someone/clip"}))
-    sums = (copy / "SHA256SUMS").read_text()
+    sums = (copy / "SHA256SUMS").read_text().replace(digest, file_digest(copy / "config.json"))
+    (copy / "SHA256SUMS").write_text(sums)
     upload = model_upload(copy, "me/model")
     written = tmp_path / "pushed"
     for name, file in upload.files.items():
@@ -250,49 +252,28 @@ def test_a_public_repository_must_be_meant(hub, api, model):
     push(upload, public=True, api=api)
     assert not hub.repositories["model", "me/model"].private
     with pytest.raises(ValueError, match=r"'me/model' is public; .*--public"):
-        push(upload, api=api)
+        push(upload, revision="v2", api=api)
+    assert set(hub.repositories["model", "me/model"].branches) == {"main"}
 
 
 @pytest.mark.parametrize("place", ["POST .*/create", "POST .*/preupload/", "PUT /store", "POST .*/commit/"])
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        (401, r"refused \(401\); it does not know you: run `hf auth login`, or set HF_TOKEN"),
-        (403, r"refused \(403\); your token may not write there"),
-        (404, r"refused \(404\); there is no such repository or branch"),
-        (409, r"refused \(409\); something else was committed meanwhile"),
-        (413, r"refused \(413\); a file or the commit is larger"),
-        (500, r"the Hub failed \(500\); run the command again later"),
-        ("break", "no connection to the Hub, or it broke off"),
+        (401, "401 Unauthorized.*log in with `hf auth login`, or set HF_TOKEN"),
+        (403, "403 Forbidden.*your token"),
+        (500, "500 Internal Server Error"),
+        ("break", "(disconnected|reset|broken)"),
     ],
 )
 def test_a_failure_is_told_and_commits_nothing(hub, api, model, place, trouble, words):
     hub.troubles[place] = trouble
-    with pytest.raises(PushError, match=words) as caught:
+    with pytest.raises(PushError, match=f"^cannot push to 'me/model': .*{words}"):
         push(model_upload(model, "me/model"), api=api)
-    assert str(caught.value).startswith("nothing was committed to 'me/model': ")
     found = hub.repositories.get(("model", "me/model"))
     assert found is None or found.count == 1
     hub.troubles.clear()
     push(model_upload(model, "me/model"), api=api)  # the same call works once the trouble is over
-    assert hub.repositories["model", "me/model"].count == 2
-
-
-def test_a_hub_that_does_not_answer_is_given_up(hub, api, model, monkeypatch):
-    monkeypatch.setattr("conjoin.hub.commit.PATIENCE", 0.4)
-    hub.troubles["POST .*/commit/"] = "hang"
-    with pytest.raises(PushError, match=r"nothing was committed to .*did not answer in time"):
-        push(model_upload(model, "me/model"), api=api)
-    for request in ("GET /api/models/me/model/revision/", "GET /api/models"):
-        hub.troubles = {request: "hang"}
-        with pytest.raises(PushError, match="did not answer in time"):
-            push(model_upload(model, "me/model"), api=api)
-
-
-def test_a_commit_whose_answer_is_lost_is_looked_up(hub, api, model):
-    hub.troubles["POST .*/commit/"] = "lost answer"
-    with pytest.raises(PushError, match="look at the newest commit before you push again to 'me/model'"):
-        push(model_upload(model, "me/model"), api=api)
     assert hub.repositories["model", "me/model"].count == 2
 
 
@@ -305,7 +286,7 @@ def test_a_commit_of_somebody_else_in_between_is_not_overwritten(hub, api, model
         upload_files(*args, **options)
 
     monkeypatch.setattr(api, "preupload_lfs_files", meanwhile)
-    with pytest.raises(PushError, match=r"\(412\); something else was committed meanwhile"):
+    with pytest.raises(PushError, match=r"cannot push to 'me/model': .*412 Precondition Failed"):
         push(model_upload(model, "me/model"), api=api)
     assert hub.files() == {"model.safetensors": b"theirs"}
 
@@ -326,7 +307,7 @@ def test_the_command_prints_the_commit(hub, api, model, capsys, monkeypatch):
     assert f"pushed to {hub.url}/me/model/commit/" in capsys.readouterr().out
     hub.troubles["GET /api/models"] = 403
     assert main(["push", str(model), "me/model"]) == 2
-    assert "your token may not write there" in capsys.readouterr().err
+    assert "Make sure your token has the correct permissions" in capsys.readouterr().err
 
 
 def test_a_link_among_the_files_of_the_model_is_refused(model, tmp_path):

@@ -1,19 +1,16 @@
 """A dataset as Parquet with a card: MERIT, or symmetric triplets."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
 import pyarrow.parquet as pq
+from datasets.table import embed_table_storage
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from conjoin.data import load_triplets
-from conjoin.data.json_files import JsonLines
-from conjoin.data.mbeir import required
+from conjoin.data import JsonLines, load_triplets
 from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
 from conjoin.hub.card import CARDS
 from conjoin.hub.commit import Upload
@@ -23,6 +20,8 @@ _MERIT_QUERIES = datasets.Features(
     {"query": _STRING, "instruction": _STRING}
     | {name: datasets.List(_STRING) for name in ("pos_candidate", "hard_negative")}
 )
+_TRIPLETS = datasets.Features(TRIPLET_FEATURES | {f"{role}_image": datasets.Image() for role in TRIPLET_ROLES})
+"""Whoever loads the file sees pictures."""
 MINI_MERIT = "mini_merit.json"
 _MERIT_FILES = ("queries-*.json", "ood.json", "captions.jsonl", MINI_MERIT)
 _PARTS = ("*.parquet", *_MERIT_FILES)
@@ -46,94 +45,56 @@ def dataset_upload(
         ValueError: The source is of no known layout, or has a mistake.
     """
     source, work = Path(source), Path(work)
-    kind = _kind(source)
+    if not source.exists():
+        raise FileNotFoundError(f"no file or folder {str(source)!r}")
+    queries = sorted(source.glob("queries-*.json"))
     files: dict[str, Path | bytes] = {}
-    if kind == "merit":
-        counts = _pack_merit(source, work, files)
+    left_out: list[str] = []
+    if source.is_file():
+        made = {"triplets/test.parquet": _triplets(source, work)}
+    elif queries:
+        paths = sorted(path for pattern in (*_MERIT_FILES, "data/*.parquet") for path in source.glob(pattern))
+        files = {path.relative_to(source).as_posix(): path for path in paths}
+        left_out = sorted(path.name for path in source.iterdir() if path.is_file() and path.name not in files)
+        made = {f"queries/{path.stem.removeprefix('queries-')}.parquet": _merit_queries(path) for path in queries}
     else:
-        name, rows = "triplets/test.parquet", partial(map, _embedded, load_triplets(source))
-        counts = {name: _write_parquet(rows, TRIPLET_FEATURES, work / name)}
-    files |= {name: work / name for name in counts if name not in files}
-    mini = (source / MINI_MERIT).is_file()
-    license = license or (_SAMPLE_LICENSE if mini else None)
-    card = _render(kind, repo_id, counts, mini=mini, license=license, languages=list(languages))
-    taken = {file.resolve() for file in files.values() if isinstance(file, Path)}
-    beside = [] if kind == "triplets" else [path for path in source.iterdir() if kind == "merit" and path.is_file()]
-    left_out = sorted(path.name for path in beside if path.resolve() not in taken)
+        raise ValueError(
+            f"{str(source)!r} has no queries-*.json (MERIT); expected this layout or a file of triplets. Push other "
+            "data as it is: hf upload"
+        )
+    counts = {name: pq.read_metadata(path).num_rows for name, path in files.items() if name.endswith(".parquet")}
+    for name, rows in made.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(work / name)
+        files[name], counts[name] = work / name, len(rows)
+    card = _render(repo_id, counts, MINI_MERIT in files, license, list(languages))
     return Upload(repo_id, "dataset", files | {"README.md": card.encode()}, tuple(left_out), _PARTS)
 
 
-def _kind(source: Path) -> str:
-    """Return the layout of a source.
-
-    Raises:
-        FileNotFoundError: There is no such source.
-        ValueError: It is of no known layout.
-    """
-    if not source.exists():
-        raise FileNotFoundError(f"no file or folder {str(source)!r}")
-    if source.is_file():
-        return "triplets"
-    if list(source.glob("queries-*.json")):
-        return "merit"
-    raise ValueError(
-        f"{str(source)!r} has no queries-*.json (MERIT); expected this layout or a file of triplets. Push other "
-        "data as it is: hf upload"
-    )
+def _merit_queries(path: Path) -> datasets.Dataset:
+    """Each query as JSON, because its conditions have names of their own."""
+    rows = [
+        {"query": json.dumps(row["query"]), "instruction": row["query instruction"]}
+        | {name: [str(each) for each in row.get(name) or []] for name in ("pos_candidate", "hard_negative")}
+        for row in JsonLines(path)
+    ]
+    return datasets.Dataset.from_list(rows, _MERIT_QUERIES)
 
 
-def _pack_merit(folder: Path, work: Path, files: dict[str, Path | bytes]) -> dict[str, int]:
-    """Take the published files, and write the queries, whose conditions have names of their own, as Parquet."""
-    paths = sorted(path for pattern in (*_MERIT_FILES, "data/*.parquet") for path in folder.glob(pattern))
-    files |= {path.relative_to(folder).as_posix(): path for path in paths}
-    tables = {name: path for name, path in files.items() if isinstance(path, Path) and path.suffix == ".parquet"}
-    counts = {name: int(pq.read_metadata(path).num_rows) for name, path in tables.items()}
-    for path in sorted(folder.glob("queries-*.json")):
-        name = f"queries/{path.stem.removeprefix('queries-')}.parquet"
-        counts[name] = _write_parquet(partial(_merit_queries, path), _MERIT_QUERIES, work / name)
-    return counts
+def _triplets(path: Path, work: Path) -> datasets.Dataset:
+    """Triplets with their images in the rows; only the names of the files stay."""
+    rows = load_triplets(path).cast(_TRIPLETS).with_format("arrow")
+    work.mkdir(parents=True, exist_ok=True)
+    return rows.map(embed_table_storage, batched=True, batch_size=100, cache_file_name=str(work / "embedded.arrow"))
 
 
-def _write_parquet(rows: Callable[[], Iterator[dict[str, Any]]], features: datasets.Features, file: Path) -> int:
-    """Write rows, whose images are dicts with `bytes` and `path`, to a Parquet file; returns how many there are.
-
-    Whoever loads the file sees pictures in columns of images.
-    """
-    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    features = datasets.Features(features | {name: datasets.Image() for name in images})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=file.parent) as cache:
-        try:
-            table = datasets.Dataset.from_generator(rows, features=features, cache_dir=cache)
-        except datasets.exceptions.DatasetGenerationError as error:
-            raise error.__cause__ or error from None  # what is wrong with a row
-        table.to_parquet(str(file))
-        return len(table)
-
-
-def _merit_queries(path: Path) -> Iterator[dict[str, Any]]:
-    for row in JsonLines(path):
-        ids = {name: [str(each) for each in row.get(name) or []] for name in ("pos_candidate", "hard_negative")}
-        yield {"query": json.dumps(row["query"]), "instruction": row["query instruction"]} | ids
-
-
-def _embedded(row: dict[str, Any]) -> dict[str, Any]:
-    """Put the images of a triplet into the row; only the names of their files stay."""
-    for role in TRIPLET_ROLES:
-        image = row[f"{role}_image"]
-        if image is not None and image["bytes"] is None:
-            path = required(Path(image["path"]))
-            row[f"{role}_image"] = {"bytes": path.read_bytes(), "path": path.name}
-    return row
-
-
-def _render(
-    kind: str, repo_id: str, counts: dict[str, int], *, mini: bool, license: str | None, languages: list[str]
-) -> str:
+def _render(repo_id: str, counts: dict[str, int], mini: bool, license: str | None, languages: list[str]) -> str:
     name = repo_id.split("/")[-1]
     shards: dict[tuple[str, str], list[str]] = {}
     for file in counts:
-        shards.setdefault((_config(file), Path(file).stem.partition("-")[0]), []).append(file)
+        folder = file.partition("/")[0]
+        config = "products" if folder == "data" else folder
+        shards.setdefault((config, Path(file).stem.partition("-")[0]), []).append(file)
     parts, configs = [], dict[str, list[dict[str, Any]]]()
     for (config, split), paths in shards.items():
         parts.append({"config": config, "split": split, "rows": f"{sum(counts[path] for path in paths):,}"})
@@ -144,14 +105,10 @@ def _render(
         pretty_name=name,
         tags=["conjoin", "multimodal-retrieval"],
         configs=listed,
-        license=license,
+        license=license or (_SAMPLE_LICENSE if mini else None),
         language=languages or None,
     )
-    template = str(CARDS / "datasets" / f"{kind}.md")
+    template = str(CARDS / "datasets" / ("triplets.md" if "triplets" in configs else "merit.md"))
     return str(
         DatasetCard.from_template(data, template_path=template, repo_id=repo_id, name=name, parts=parts, mini=mini)
     )
-
-
-def _config(file: str) -> str:
-    return "products" if file.startswith("data/") else file.partition("/")[0]

@@ -26,23 +26,29 @@ def public_name(source: str) -> str:
     return _last_part(source) if is_local(source) else source
 
 
-def without_paths(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Shorten every absolute path in a JSON value, keys and words of a text included, to its last part."""
+def without_paths(value: Any, in_texts: bool = True) -> Any:  # noqa: ANN401 - any JSON value
+    """Shorten every absolute path in a JSON value to its last part.
+
+    Args:
+        value: The value.
+        in_texts: Also as a key and as a word of a text. Otherwise a value must be a path of several parts; a token
+            such as `/` or `/s` is none.
+    """
     if isinstance(value, dict):
-        return {without_paths(key): without_paths(part) for key, part in value.items()}
+        return {without_paths(key) if in_texts else key: without_paths(part, in_texts) for key, part in value.items()}
     if isinstance(value, list):
-        return [without_paths(part) for part in value]
-    return _shortened(value) if isinstance(value, str) else value
-
-
-def _shortened(text: str) -> str:
-    if text.startswith("file:") or is_absolute(text):
-        return _last_part(text)
-    return _INSIDE.sub(lambda match: _last_part(match[0]), text)
+        return [without_paths(part, in_texts) for part in value]
+    if not isinstance(value, str):
+        return value
+    if is_absolute(value) and (in_texts or len(PurePosixPath(value.replace("\\", "/")).parts) > 2):
+        return _last_part(value)
+    return _INSIDE.sub(lambda match: _last_part(match[0]), value) if in_texts else value
 
 
 def is_absolute(text: str) -> bool:
     """Whether a text is an absolute path of this or another operating system, or one from a home folder."""
+    if text.startswith("file:"):
+        return True
     if "\n" in text or text.startswith(("//", "{")):
         return False
     pure = PurePosixPath(text)

@@ -11,9 +11,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from conjoin.hub.card import CARDS, card_name, render_card
 from conjoin.hub.commit import Upload
-from conjoin.hub.local_paths import is_absolute, without_paths
+from conjoin.hub.local_paths import without_paths
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
-from conjoin.storage import FOLDER_CHECKSUMS, check_listed
+from conjoin.storage import FOLDER_CHECKSUMS, check_listed, file_digest
 
 NEEDED = ("config.json", "modules.json", "processor_config.json")
 SETTINGS = (
@@ -36,7 +36,6 @@ BELONGS = (
 `recipe.json` and the card."""
 
 _CODE_OWNERS = ("config.json", "processor_config.json", "tokenizer_config.json", "preprocessor_config.json")
-_MODULE_FILES = ("config.json", "model.safetensors")
 _RECIPE = "recipe.json"
 
 
@@ -71,7 +70,15 @@ def model_upload(
     check_folder(folder)
     chosen = choose_files(folder)
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in chosen}
-    _clean(files)
+    sums = (folder / FOLDER_CHECKSUMS).read_text(encoding="utf-8") if FOLDER_CHECKSUMS in files else ""
+    for name in sorted(files.keys() & {*SETTINGS, _RECIPE}):
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        public = without_paths(content, in_texts=name == _RECIPE)
+        if public != content:
+            raw = files[name] = (json.dumps(public, indent=2) + "\n").encode()
+            sums = sums.replace(file_digest(folder / name), hashlib.sha256(raw).hexdigest())
+    if sums:
+        files[FOLDER_CHECKSUMS] = sums.encode()
     for path in results:
         check_listed(Path(path), "evaluate again")
     card = render_card(
@@ -121,7 +128,9 @@ def choose_files(folder: Path) -> list[Path]:
         ValueError: One of them is a symbolic link, so what it points to would be published.
     """
     names = {name for owner in _CODE_OWNERS if (folder / owner).is_file() for name in _code_files(folder / owner)}
-    names |= _module_files(folder) | {_RECIPE}
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    paths = [PurePosixPath(module["path"]) for module in modules if module.get("path")]
+    names |= {str(path / name) for path in paths for name in ("config.json", "model.safetensors")} | {_RECIPE}
     chosen = []
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()):
         name = path.relative_to(folder).as_posix()
@@ -148,43 +157,6 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
     if not isinstance(content, dict):
         raise ValueError(f"{str(path)!r} holds a {type(content).__name__}, expected an object")
     return content
-
-
-def _clean(files: dict[str, Path | bytes]) -> None:
-    """Replace settings and the recipe by their bytes without absolute paths, and mend their checksums."""
-    changed = {}
-    for name in {*SETTINGS, _RECIPE} & set(files):
-        path = files[name]
-        if isinstance(path, Path):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            cleaned = without_paths(content) if name == _RECIPE else _without_absolute(content)
-            if cleaned != content:
-                changed[name] = (json.dumps(cleaned, indent=2) + "\n").encode()
-    files |= changed
-    sums = files.get(FOLDER_CHECKSUMS)
-    if isinstance(sums, Path) and changed:
-        digests = {name: hashlib.sha256(content).hexdigest() for name, content in changed.items()}
-        lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
-        files[FOLDER_CHECKSUMS] = "".join(
-            f"{digests.get(name, old)}{space}{name}\n" for old, space, name in lines
-        ).encode()
-
-
-def _without_absolute(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Shorten the values that are absolute paths; a token such as `/` or `/s` is none."""
-    if isinstance(value, dict):
-        return {key: _without_absolute(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_without_absolute(part) for part in value]
-    is_path = isinstance(value, str) and is_absolute(value) and len(PurePosixPath(value.replace("\\", "/")).parts) > 2
-    return without_paths(value) if is_path else value
-
-
-def _module_files(folder: Path) -> set[str]:
-    """Return the names of the files of the modules that sentence-transformers loads from folders of their own."""
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    paths = [PurePosixPath(str(module["path"])) for module in modules if module.get("path")]
-    return {str(path / name) for path in paths for name in _MODULE_FILES}
 
 
 def _code_files(owner: Path) -> set[str]:
