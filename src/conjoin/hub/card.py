@@ -28,7 +28,6 @@ _TRAINING = (
 """What a card says of the library's own arguments; of ours it says all that are set."""
 _MODELS = ("model_name_or_path", "vision_model_name_or_path", "text_model_name_or_path")
 _SAMPLE = "emoji"
-EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 def render_card(
@@ -56,6 +55,7 @@ def render_card(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     recipe = _recipe(folder)
     sources = [recipe.get(name) for name in _MODELS[1:]]
+    backbone = config.get("backbone_config", config)
     bases = sorted(set(base_models or _bases(recipe)))
     trained_on = _sources(recipe)
     card = ModelCardData(
@@ -81,7 +81,7 @@ def render_card(
             architecture=config["model_type"],
             config=config,
             towers=[
-                {"name": tower, "source": public_name(source) if source else _tower_type(config, tower)}
+                {"name": tower, "source": public_name(source) if source else backbone[f"{tower}_config"]["model_type"]}
                 for tower, source in zip(("vision", "text"), sources, strict=True)
             ],
             method=recipe.get("trainer"),
@@ -126,11 +126,6 @@ def _dimension(config: dict[str, Any]) -> int:
     return int(backbone.get("projection_dim") or backbone["vision_config"]["hidden_size"])
 
 
-def _tower_type(config: dict[str, Any], tower: str) -> str:
-    owner = config.get("backbone_config", config)
-    return str(owner[f"{tower}_config"]["model_type"])
-
-
 def _recipe(folder: Path) -> dict[str, Any]:
     """What a folder records of its training; nothing if it has no record."""
     file = folder / "recipe.json"
@@ -162,7 +157,11 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     unused |= {"num_train_epochs"} if recipe.get("max_steps", -1) > 0 else {"max_steps"}
     unused |= set() if recipe.get("use_peft") else {name for name in recipe if name.startswith("lora_")}
     kept = {name: value for name, value in recipe.items() if name not in unused} | ran
-    return {name: str(without_paths(value)).replace("|", r"\|") for name, value in kept.items() if value not in EMPTY}
+    return {
+        name: str(without_paths(value)).replace("|", r"\|")
+        for name, value in kept.items()
+        if value not in (None, "", [], {})
+    }
 
 
 def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:

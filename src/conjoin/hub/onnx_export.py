@@ -80,7 +80,9 @@ def export_onnx(
         with (staging / WEIGHTS).open("wb") as data:
             pool = _Pool(data)
             for name, file in progress(GRAPHS.items(), "exporting", unit="graph"):
-                graph = _graph(wrapped, _example(processor, _KINDS[name]), Path(scratch), precision)
+                batch = processor([{part: _EXAMPLE[part] for part in _KINDS[name]}] * 2)  # 1 would be a constant
+                inputs = {each: batch[each] for each in _INPUTS if each in batch}
+                graph = _graph(wrapped, inputs, Path(scratch), precision)
                 pool.move_weights(graph)
                 _drop_traces(graph)
                 (staging / file).write_bytes(graph.SerializeToString())
@@ -118,12 +120,6 @@ def _check_installed(precision: str) -> None:
         raise ImportError('ONNX export needs onnx, onnxscript and onnxruntime: pip install "conjoin[onnx]"') from error
     if torch.__version__ < "2.8":
         raise ImportError(f"torch {torch.__version__} cannot trace these models for ONNX; 2.13 is tested")
-
-
-def _example(processor: ImageTextProcessor, parts: tuple[str, ...]) -> dict[str, Tensor]:
-    """Inputs of two items; sizes of 1 would be taken for constants."""
-    batch = processor([{part: _EXAMPLE[part] for part in parts}] * 2)
-    return {name: batch[name] for name in _INPUTS if name in batch}
 
 
 def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision: str) -> "onnx.ModelProto":
@@ -217,17 +213,14 @@ def _save_settings(model: PreTrainedModel, processor: ProcessorMixin, folder: Pa
 @contextmanager
 def _without_notes() -> Iterator[None]:
     """Hide what the libraries log of every export: operators of libraries that are not installed, and advice."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "root", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def onnx_settings(folder: Path) -> dict[str, str]:

@@ -177,9 +177,6 @@ def _table_with_ret(table: Tensor, vector: Tensor, row: int | None) -> Tensor:
     return table
 
 
-logger = logging.getLogger(__name__)
-
-
 def export_stock_clip(
     model: ScoreFusionModel, processor: ImageTextProcessor, folder: str | Path, prompts: dict[str, str] | None = None
 ) -> Path:
@@ -210,19 +207,14 @@ def export_stock_clip(
     if given:
         logger.warning("a CLIP checkpoint has no prompts; put them before the texts: %s", given)
     with staged(folder) as staging:
-        _stock_clip(model).save_pretrained(staging)
+        backbone = copy.deepcopy(model.backbone)
+        with torch.no_grad():
+            backbone.text_projection.weight.mul_(model.config.text_weight / model.config.image_weight)
+        backbone.save_pretrained(staging)
         drop_local_paths(staging / "config.json")
         _save_processor(processor, staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
     return Path(folder)
-
-
-@torch.no_grad()
-def _stock_clip(model: ScoreFusionModel) -> PreTrainedModel:
-    """Return the backbone with `w_t / w_i` in its text projection."""
-    backbone = copy.deepcopy(model.backbone)
-    backbone.text_projection.weight.mul_(model.config.text_weight / model.config.image_weight)
-    return backbone
 
 
 def _save_processor(processor: ImageTextProcessor, folder: Path) -> None:
@@ -282,8 +274,9 @@ def save_modules(
     """
     files = processor.sentence_files
     if files is None:
-        files = module_files(_processing(config.backbone_config.model_type, processor.image_processor))
-        files |= {SETTINGS: sentence_settings(prompts)}
+        is_tiled = config.backbone_config.model_type == "internvl"  # its processor would cut every image into tiles
+        crops = {"image": {"crop_to_patches": processor.image_processor.crop_to_patches}} if is_tiled else None
+        files = module_files(crops) | {SETTINGS: sentence_settings(prompts)}
     settings = files[SETTINGS] | ({} if processor.sentence_files is None else {"prompts": prompts or {}})
     modules, width = [dict(entry) for entry in files[MODULES]], config.get_text_config().hidden_size
     if config.embedding_dim is not None:
@@ -328,13 +321,6 @@ def module_files(processing: dict[str, Any] | None = None) -> dict[str, Any]:
         TRANSFORMER: transformer,
         "1_Pooling/config.json": flags | {"word_embedding_dimension": None, "include_prompt": True},
     }
-
-
-def _processing(architecture: str, image_processor: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Options of the stock processor without which it would prepare other images."""
-    if architecture == "internvl":  # its processor would cut every image into tiles
-        return {"image": {"crop_to_patches": image_processor.crop_to_patches}}
-    return {}
 
 
 def _save_cut(width: int, dim: int, folder: Path) -> None:
