@@ -221,7 +221,7 @@ def test_a_missing_field_or_file_is_named(root):
     with pytest.raises(ValueError, match="the queries of webqa_task2: the id '2:1' occurs twice"):
         mbeir_queries(root, CELL)
     (root / "instructions/query_instructions.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"M-BEIR: no such file: '.*query_instructions.tsv'"):
+    with pytest.raises(FileNotFoundError, match=r"'.*query_instructions.tsv'"):
         MbeirTraining(root)
     with pytest.raises(FileNotFoundError, match=r"mbeir_oven_task6_test.jsonl"):
         mbeir_queries(root, MbeirCell("oven", 6), instructions=False)

@@ -68,7 +68,7 @@ def test_modalities_and_ids_are_those_of_the_candidates(rows):
     batch = RetrievalCollator(processor)(rows)
     names = ["text", "image,text", "image", "text"]
     assert batch["candidate_modality"].tolist() == [MODALITY_IDS[name] for name in names]
-    positive, other, first, second = batch["candidate_ids"].tolist()
+    positive, other, first, second = batch["ids"].tolist()
     assert other == first and len({positive, other, second}) == 3
 
 
@@ -78,7 +78,7 @@ def test_texts_alone_without_ids(tmp_path):
     batch = RetrievalCollator(processor)(load_nli(path, hard_negatives=1).to_list())
     assert batch["queries"]["items"] == [{"text": "a.png"}, {"text": "d"}]
     assert batch["negatives"]["items"] == [{"text": "c"}, {"text": "f"}]
-    assert batch["candidate_modality"].tolist() == [0] * 4 and "candidate_ids" not in batch
+    assert batch["candidate_modality"].tolist() == [0] * 4 and len(set(batch["ids"].tolist())) == 4
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from conjoin.data import RetrievalCollator
-from conjoin.data.training_rows import NamedCandidates, QueryRows
+from conjoin.data.training_rows import QueryRows
 from conjoin.losses import info_nce, self_distillation
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
@@ -190,7 +190,7 @@ def test_what_cannot_be_trained_is_refused(folder, teacher, tmp_path):
 
 
 def make_batch(processor, count=6):
-    collator, data = NamedCandidates(RetrievalCollator(processor)), QueryRows(Instructed(count))
+    collator, data = RetrievalCollator(processor), QueryRows(Instructed(count))
     return collator([data[i] for i in range(count)])
 
 

@@ -9,7 +9,6 @@ from transformers import TrainerCallback
 from transformers.utils import logging as library_logging
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.training_rows import NamedCandidates
 from tiny_puma import Instructed, make_student, make_trainer, sentences
 
 
@@ -58,7 +57,7 @@ def test_each_epoch_has_its_own_batches_and_draws(folder, tmp_path, caplog):
 
 def test_false_negatives_are_told_by_id_or_text(folder):
     _, processor = make_student(folder)
-    collator = NamedCandidates(RetrievalCollator(processor))
+    collator = RetrievalCollator(processor)
     rows = [dict(row) for row in sentences(3)]
     rows[2]["negatives"] = [rows[0]["positive"]]
     ids = collator(rows)["ids"]

@@ -110,14 +110,14 @@ class RetrievalCollator:
 
     `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}` (with a list of images perhaps
     interleaved, see `load_pairs`), chat messages, pictures, or texts. Rows may also have `id` (for
-    error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives), and
-    `negative_modalities`; `MbeirTraining` and `load_nli` make such rows.
+    error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives; candidates that are
+    all plain texts are known by their texts), and `negative_modalities`. `QueryDataset` and `load_nli` give such rows.
 
     The batch of `N` rows with `M` negatives in total has
 
     * `queries`, `positives` and, when M > 0, `negatives`: the processor's output for each;
     * `candidate_modality` `(N + M,)`, of positives, then negatives, as in `MODALITY_IDS`, if the rows have modalities;
-    * `candidate_ids` `(N + M,)` in the same order, equal for equal candidates, if the rows have ids.
+    * `ids` `(N + M,)` in the same order, equal for equal candidates, if the rows have ids.
 
     Args:
         processor: Called as `processor(items, ids=ids)`, and for queries with instructions as
@@ -151,9 +151,9 @@ class RetrievalCollator:
         modalities = _per_candidate(rows, counts, "target_modality", "negative_modalities")
         if modalities is not None:
             batch["candidate_modality"] = torch.tensor([_modality_id(value) for value in modalities])
-        ids = _per_candidate(rows, counts, "positive_id", "negative_ids")
+        ids = _per_candidate([_named(row) for row in rows], counts, "positive_id", "negative_ids")
         if ids is not None:
-            batch["candidate_ids"] = torch.tensor([stable_id(str(value)) for value in ids])
+            batch["ids"] = torch.tensor([stable_id(str(value)) for value in ids])
         return batch
 
 
@@ -191,6 +191,14 @@ def _per_candidate(
     if None in values or len(others) != sum(counts):
         raise ValueError(f"some rows have {positive!r} (and {negatives!r} for their negatives), but others lack it")
     return values + others
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row whose candidates have ids; plain texts are their own."""
+    texts = [row["positive"], *(row.get("negatives") or ())]
+    if row.get("positive_id") is not None or not all(isinstance(text, str) for text in texts):
+        return row
+    return {**row, "positive_id": texts[0], "negative_ids": texts[1:]}
 
 
 def _modality_id(value: str) -> int:

@@ -146,7 +146,7 @@ def load_instructions(folder: str | Path) -> Instructions:
         ValueError: A column is missing, or a row has no prompt (the message names the row).
     """
     path = instructions_file(Path(folder))
-    with required(path).open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
         require_columns((*_INSTRUCTION_COLUMNS, "prompt_1"), [*(rows.fieldnames or ())])
         instructions: Instructions = {}
@@ -205,17 +205,6 @@ def dataset_of(qid: str) -> int:
     if not colon or not dataset.isdigit() or not number.isdigit() or int(dataset) >= len(MBEIR_DATASETS):
         raise ValueError(f"id {qid!r} is not dataset:number with a dataset below {len(MBEIR_DATASETS)}")
     return int(dataset)
-
-
-def required(path: Path) -> Path:
-    """Return `path` if it is a file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"M-BEIR: no such file: {str(path)!r}")
-    return path
 
 
 class MbeirCandidates:
@@ -305,29 +294,24 @@ class MbeirTraining(QueryDataset):
         self.folder = Path(folder)
         self.instructions = load_instructions(folder) if instructions else None
         self.lines = JsonLines(query_file(self.folder, None, "train"))
+        self.candidates = MbeirCandidates(self.folder, pool_file(self.folder, None, "train"))
         self._indices: list[int] = []
-        wanted: list[np.ndarray] = []  # the keys of all candidates of each row
         for index, row in enumerate(self.lines):
             name = f"{str(self.lines.path)!r}, line {index + 1}"
             source = MBEIR_DATASETS[dataset_of(_id(row, "qid", name))]
             if not datasets or source in datasets:
+                positives = _dids(row, "pos_cand_list")
+                dids = positives + (_dids(row, "neg_cand_list") if hard_negatives else [])
+                keys = id_keys(dids)
+                absent = np.flatnonzero(self.candidates.find(keys) < 0)
+                if len(absent):
+                    pool = f"the pool {str(self.candidates.lines.path)!r}"
+                    raise ValueError(f"query {row['qid']!r}: candidate {dids[absent[0]]!r} is not in {pool}")
                 self.sources.append(source)
-                positives = id_keys(_dids(row, "pos_cand_list"))
-                self.positives.append(tuple(positives.tolist()))
+                self.positives.append(tuple(keys[: len(positives)].tolist()))
                 self._indices.append(index)
-                negatives = _dids(row, "neg_cand_list") if hard_negatives else []
-                wanted.append(np.concatenate([positives, id_keys(negatives)]))
         if not self._indices:
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets)}")
-        self.candidates = MbeirCandidates(self.folder, pool_file(self.folder, None, "train"))
-        absent = np.flatnonzero(self.candidates.find(np.concatenate(wanted)) < 0)
-        if len(absent):
-            place = int(np.searchsorted(np.cumsum([len(keys) for keys in wanted]), absent[0], "right"))
-            row = self.lines[self._indices[place]]
-            dids = (*_dids(row, "pos_cand_list"), *_dids(row, "neg_cand_list"))
-            did = next(did for did in dids if did not in self.candidates)
-            pool = str(self.candidates.lines.path)
-            raise ValueError(f"query {row['qid']!r}: candidate {did!r} is not in the pool {pool!r}")
 
     def read(self, index: int) -> QueryRow:
         """Read the row of a query; its candidates are ids in the pool."""

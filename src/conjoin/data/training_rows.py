@@ -1,6 +1,6 @@
 """Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import datasets
@@ -96,27 +96,6 @@ class QueryRows(EpochRows):
         return row if self.negatives else {name: value for name, value in row.items() if name not in NEGATIVES}
 
 
-class NamedCandidates:
-    """Adds to a batch the `ids` `(N + M,)` of its N positives and M negatives, equal for equal candidates.
-
-    The ids are the rows' `positive_id` and `negative_ids`. For rows without ids whose candidates are all plain texts,
-    the texts are the names.
-
-    Args:
-        collator: A `conjoin.data.RetrievalCollator`.
-    """
-
-    def __init__(self, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
-        self.collator = collator
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate a list of rows."""
-        batch = self.collator([_named_by_text(row) for row in rows])
-        if "candidate_ids" in batch:
-            batch["ids"] = batch.pop("candidate_ids")
-        return batch
-
-
 def positives_of(rows: Any) -> Sequence[Any]:
     """Return the id or ids of each row's positives; positives without an id count as distinct.
 
@@ -150,13 +129,6 @@ def repeats_of(rows: Any) -> Sequence[float] | None:
 def has_order(rows: Any) -> bool:
     """Whether rows have a length and an order, so that a sampler can batch them."""
     return rows is not None and not isinstance(rows, IterableDataset | datasets.IterableDataset)
-
-
-def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    negatives = row.get("negatives") or []
-    if row.get("positive_id") is not None or not all(isinstance(c, str) for c in [row.get("positive"), *negatives]):
-        return row
-    return {**row, "positive_id": row["positive"], "negative_ids": negatives}
 
 
 def _innermost(rows: Any) -> Any:

@@ -1,6 +1,5 @@
 """Symmetric triplets: a query item, an item with the same meaning, and one that is only similar in form."""
 
-from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -53,28 +52,21 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
         raise ValueError(f"{str(path)!r} has no triplets")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), columns)
+    images = RowImages(path.parent, folders_beside(path.parent))
     triplets = []
-    for index, row in enumerate(rows):
-        row_id = as_name(row.get("id")) or str(index)
-        triplets.append(_triplet(row_id, row, path.parent, f"{unit} {index + first} (id {row_id!r})"))
+    for index, row in enumerate(rows, start=first):
+        row_id, kind = as_name(row.get("id")) or str(index - first), row.get("kind")
+        where = f"{unit} {index} (id {row_id!r})"
+        triplet: dict[str, Any] = {"id": row_id, "kind": None if kind is None else check_text(kind, f"{where}, kind")}
+        for role in TRIPLET_ROLES:
+            image_field, text_field = f"{role}_image", f"{role}_text"
+            image, text = row.get(image_field), row.get(text_field)
+            if image is None and text is None and role != "variant":
+                raise ItemError(where, f"both {image_field} and {text_field} are null")
+            if not isinstance(image, str | dict | None):  # Parquet holds images
+                raise ItemError(f"{where}, {image_field}", f"expected a path or a URL, got {image!r:.80}")
+            triplet[image_field] = None if image is None else images.check(image, f"{where}, {image_field}")
+            triplet[text_field] = None if text is None else check_text(text, f"{where}, {text_field}")
+        triplets.append(triplet)
     check_ids([triplet["id"] for triplet in triplets])
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)
-
-
-def _triplet(row_id: str, row: Mapping[str, Any], folder: Path, name: str) -> dict[str, Any]:
-    kind = row.get("kind")
-    triplet: dict[str, Any] = {"id": row_id, "kind": None if kind is None else check_text(kind, f"{name}, kind")}
-    for role in TRIPLET_ROLES:
-        image_field, text_field = f"{role}_image", f"{role}_text"
-        image, text = row.get(image_field), row.get(text_field)
-        if image is None and text is None and role != "variant":
-            raise ItemError(name, f"both {image_field} and {text_field} are null")
-        if isinstance(image, dict) and image.get("bytes") is not None:  # of Parquet
-            triplet[image_field] = image
-        elif not isinstance(image, str | None):
-            raise ItemError(f"{name}, {image_field}", f"expected a path or a URL, got {image!r:.80}")
-        else:
-            images = RowImages(folder, folders_beside(folder))
-            triplet[image_field] = None if image is None else images.check(image, f"{name}, {image_field}")
-        triplet[text_field] = None if text is None else check_text(text, f"{name}, {text_field}")
-    return triplet

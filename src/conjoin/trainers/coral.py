@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
-from conjoin.data.training_rows import NamedCandidates, QueryRows
+from conjoin.data.training_rows import QueryRows
 from conjoin.losses import embedding_reconstruction, mean_over_devices, mean_over_rows, token_reconstruction
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.prompt_rows import move_to_front
@@ -104,7 +104,7 @@ class SeededRows(QueryRows):
         return super().__getitem__(index) | {SEED: int(self.numpy_random(index, 1).integers(2**62))}
 
 
-class SeedCollator(NamedCandidates):
+class SeedCollator(RetrievalCollator):
     """Adds `mask_seeds` `(N,)` to a batch of rows that have seeds, which those of a stream do not."""
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class CoralTrainer(QueryCandidateTrainer):
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the seeds of their masks."""
-        return SeedCollator(RetrievalCollator(processor))
+        return SeedCollator(processor)
 
     def make_loss(self, model: PreTrainedModel, args: CoralConfig) -> nn.ModuleDict:
         """Return the decoders."""

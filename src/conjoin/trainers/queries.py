@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.training_rows import NamedCandidates, QueryRows, has_order, positives_of, repeats_of, sources_of
+from conjoin.data.training_rows import QueryRows, has_order, positives_of, repeats_of, sources_of
 from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.losses import info_nce
 from conjoin.losses.gather import gather_with_gradient, is_distributed
@@ -99,7 +99,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the ids of the candidates."""
-        return NamedCandidates(RetrievalCollator(processor))
+        return RetrievalCollator(processor)
 
     def rename_columns(self, rows: Any) -> Any:
         """Return rows with the names of columns that this trainer reads."""

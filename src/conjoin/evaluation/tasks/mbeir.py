@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from conjoin.data import MbeirCandidates, find_cells, mbeir_queries
-from conjoin.data.mbeir import pool_file, qrels_file, required
+from conjoin.data.mbeir import pool_file, qrels_file
 from conjoin.evaluation.benchmark import Task
 from conjoin.evaluation.results import read_qrels
 from conjoin.evaluation.task import Cell, Rows
@@ -54,14 +54,14 @@ def mbeir_cells(options: MbeirOptions) -> list[Cell]:
         raise ValueError(f"unknown pools {pools}; expected some of {SETTINGS}")
     if not data.is_dir():
         raise FileNotFoundError(f"M-BEIR: no such folder: {str(data)!r}")
-    union = MbeirCandidates(data, required(pool_file(data, None, split))) if "global" in pools else None
+    union = MbeirCandidates(data, pool_file(data, None, split)) if "global" in pools else None
     cells: list[Cell] = []
     for cell in find_cells(options.cells):
         rows = mbeir_queries(data, cell, split, options.instructions)
         prompts = [row["instruction"] for row in rows] if options.instructions else None
         queries = Rows(f"queries-{cell.name}-{split}", [{"id": row["id"], **row["query"]} for row in rows], prompts)
-        judged = read_qrels(required(qrels_file(data, cell, split)))
-        local = MbeirCandidates(data, required(pool_file(data, cell, split)))
+        judged = read_qrels(qrels_file(data, cell, split))
+        local = MbeirCandidates(data, pool_file(data, cell, split))
         corpus = local if union is None else union
         absent = next((did for did in local.ids if did not in corpus), None)
         if absent is not None:

@@ -43,7 +43,6 @@ class CompositionSettings:
         samplers: The weight of each sampler, of `SAMPLERS` or `"cold_start"`; by default the authors' (their code).
         conditions: The weight of each number of conditions, before filtering (App. A.3.1).
         stratify: The test split takes its share of each class and language; B.8's does so of queries, not products.
-        damping: See `Pool`.
         exclude_most_frequent: See `Pool`.
         max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
         hard_negatives: At most, for each query.
@@ -59,7 +58,6 @@ class CompositionSettings:
     )
     conditions: dict[int, float] = field(default_factory=lambda: {2: 0.75, 3: 0.10, 4: 0.15})
     stratify: bool = False
-    damping: float = 0.5
     exclude_most_frequent: bool = False
     max_positive_share: float = 0.05
     hard_negatives: int = 8
@@ -169,7 +167,7 @@ def compose_queries(
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "data").mkdir(parents=True)
     for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
-        pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
+        pool = Pool(catalogue, rows, vectors, settings.exclude_most_frequent)
         wanted = settings.test_queries if number else settings.queries
         bar = progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress)
         with query_file(partial, split).open("w", encoding="utf-8") as file, bar:

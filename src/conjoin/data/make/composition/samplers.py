@@ -15,6 +15,8 @@ from .catalogue import MISSING, Catalogue
 
 VisionModel = Callable[[Sequence[Image.Image], str], str]
 """Answers a prompt about some pictures."""
+DAMPING = 0.5
+"""A key is drawn in proportion to (its number of products) ** -DAMPING (App. A.3.1 suppresses the frequent ones)."""
 MOST_COMPARED = 512
 """Products among which the most similar one is looked for."""
 AS_SHOWN = -1
@@ -52,19 +54,12 @@ class Pool:
         catalogue: All products.
         rows: Which of them.
         vectors: `(N, D)` of all products, L2-normalised, or None.
-        damping: A key is drawn in proportion to (its number of products) ** -damping; 0 does not suppress the
-            frequent ones (App. A.3.1 does).
         exclude_most_frequent: The catalogue's most frequent value of each attribute is no condition (App. A.2.2: "all
             ages").
     """
 
     def __init__(
-        self,
-        catalogue: Catalogue,
-        rows: np.ndarray,
-        vectors: np.ndarray | None,
-        damping: float,
-        exclude_most_frequent: bool,
+        self, catalogue: Catalogue, rows: np.ndarray, vectors: np.ndarray | None, exclude_most_frequent: bool
     ) -> None:
         self.catalogue, self.rows = catalogue, rows
         self.codes = np.ascontiguousarray(catalogue.codes[:, rows])
@@ -83,7 +78,7 @@ class Pool:
             self.has[index] = np.isin(codes, self.usable[-1])
         self.all = np.arange(len(rows))
         self.keys = np.flatnonzero([len(values) > 0 for values in self.usable])
-        self.weights = np.maximum((self.codes != MISSING).sum(axis=1), 1.0) ** -damping
+        self.weights = np.maximum((self.codes != MISSING).sum(axis=1), 1.0) ** -DAMPING
         members: dict[str, list[int]] = {}
         for index, row in enumerate(rows.tolist()):
             group = catalogue.groups[row] if catalogue.groups else None
