@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
-_RANK_CONSTANT = 60  # of reciprocal rank fusion, as in the paper that introduced it
+_RANK_CONSTANT, _WORDS_WEIGHT = 5, 2
+"""Of reciprocal rank fusion. A wrong letter changes vectors more than the ranking by runs of letters."""
 _MOST_FUSED = 100
 _SHARE_OF_BEST = 0.5
 """Of the score of the best row by words: rows below it share a few letters with the words, as most rows do."""
@@ -252,7 +253,8 @@ class Collection:
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
             text: Words to find as well, for all queries or one text for each ("" for none): the rankings by vectors
-                and by words (BM25) are fused by reciprocal rank, and the scores are those of the fusion.
+                and by words (BM25) are fused by reciprocal rank, where words count twice, and the scores are those of
+                the fusion.
             exact: Compare with every vector, also where there is an index.
 
         Returns:
@@ -298,7 +300,7 @@ class Collection:
                 for first, end in itertools.pairwise(bounds)]  # fmt: skip
 
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
-        """Fuse the ranking by vectors with the ranking by words: 1 / (60 + rank), summed."""
+        """Fuse the ranking by vectors with the ranking by words, which counts twice: 1 / (5 + rank), summed."""
         if TEXT not in index_names(self._table):
             kind = " --kind none" if self._metadata["index"] is None else ""
             raise ValueError(
@@ -312,9 +314,9 @@ class Collection:
         results = []
         for near, words in zip(self.search(queries, depth, where=where, exact=exact).ids, texts, strict=True):
             scores: dict[str, float] = {}
-            for ranking in (near, self._with_words(words, depth, where) if words else []):
+            for ranking, weight in (near, 1), (self._with_words(words, depth, where) if words else [], _WORDS_WEIGHT):
                 for rank, id_ in enumerate(ranking, 1):
-                    scores[id_] = scores.get(id_, 0.0) + 1 / (_RANK_CONSTANT + rank)
+                    scores[id_] = scores.get(id_, 0.0) + weight / (_RANK_CONSTANT + rank)
             best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
             results.append((best, np.array([scores[id_] for id_ in best], dtype=np.float32)))
         return as_result(results)
