@@ -1,6 +1,6 @@
 """Writers that are killed, out of space or interrupted at some system calls: a small `benchmarks/reliability.py`.
 
-Training is in `tests/training/test_run_folder.py`, pushing in `tests/hub`.
+Training is in `tests/trainers/test_resume.py`, pushing in `tests/hub`.
 """
 
 import os
@@ -38,6 +38,7 @@ def sync(out):
 
 
 def index(out):
+    encode(out)  # what an interrupted index asks for; otherwise nothing is new
     Collection.open(out).index("ivf_flat", probes=100)
 
 
