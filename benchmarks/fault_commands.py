@@ -21,23 +21,22 @@ State = Mapping[str, str]
 """What a reader found: digests by name."""
 
 RECIPE = """
-method: contrastive
-model:
-  vision: {inputs}/dinov2
-  text: {inputs}/bert
-  config: {{hidden_size: 16, num_attention_heads: 2}}
-data: {{source: {inputs}/pairs}}
-training:
-  output_dir: {out}
-  per_device_train_batch_size: 4
-  max_steps: 3
-  learning_rate: 1e-2
-  save_strategy: steps
-  save_steps: 1
-  save_total_limit: 2
-  logging_steps: 1
-  use_cpu: true
-  disable_tqdm: true
+trainer: contrastive
+model_type: joint_encoder
+vision_model_name_or_path: {inputs}/dinov2
+text_model_name_or_path: {inputs}/bert
+model_init_kwargs: {{hidden_size: 16, num_attention_heads: 2}}
+dataset_name: {inputs}/pairs
+output_dir: {out}
+per_device_train_batch_size: 4
+max_steps: 3
+learning_rate: 1.0e-2
+save_strategy: steps
+save_steps: 1
+save_total_limit: 2
+logging_steps: 1
+use_cpu: true
+disable_tqdm: true
 """
 ROWS = 23
 
