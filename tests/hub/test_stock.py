@@ -13,7 +13,6 @@ from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, 
 from conjoin.hub import export_stock
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.retrieval import load_encoder
 from tiny_mllms import MLLMS, save_mllm
 
 QUERY = "Find it:"
@@ -243,11 +242,3 @@ def test_a_failure_leaves_the_earlier_model(retriever, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         export_stock(model, processor, folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
-
-
-def test_encoders_of_this_package_read_it(retriever, items, tmp_path):
-    model, processor = retriever("qwen2_vl")
-    encoder = load_encoder(export_stock(model, processor, tmp_path / "stock"))
-    for batch in items:
-        found = encoder.encode(batch, prompt=QUERY)
-        assert np.abs(found - embed(model, processor, batch, instruction=QUERY)).max() <= 1e-5
