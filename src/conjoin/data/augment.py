@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
 
 Change = Callable[[Image.Image, np.random.Generator], Image.Image]
@@ -15,53 +14,40 @@ class ImageAugmentation:
     Each picture is shifted, scaled and rotated a little, with colour jitter. Some pictures also become grey, blurred,
     posterised, outlined or a line drawing. None is mirrored, because names say left and right.
 
-    With a `seed`, the same calls give the same pictures. Without one, randomness comes from torch's global generator,
-    so data-loader workers differ and a resumed training run equals an uninterrupted one.
-
     Args:
-        seed: Seed of a separate random generator, or None.
-        strength: Scales the ranges and the probabilities; 0 changes nothing.
-
-    Raises:
-        ValueError: `strength` is not between 0 and 2.
+        seed: Of its own random generator: the same calls give the same pictures.
     """
 
-    def __init__(self, seed: int | None = None, strength: float = 1.0) -> None:
-        if not 0 <= strength <= 2:
-            raise ValueError(f"strength is {strength}; expected a number from 0 to 2")
-        self.strength = strength
-        self._random = np.random.default_rng(seed) if seed is not None else None
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Return a changed RGB image of the same size."""
-        random = self._random or np.random.default_rng(int(torch.randint(2**62, ())))
-        image = _jitter_colour(_move(image.convert("RGB"), random, self.strength), random, self.strength)
+        image = _jitter_colour(_move(image.convert("RGB"), self._random), self._random)
         for probability, change in _OCCASIONAL:
-            if random.random() < probability * self.strength:
-                image = change(image, random)
+            if self._random.random() < probability:
+                image = change(image, self._random)
         return image
 
 
-def _move(image: Image.Image, random: np.random.Generator, strength: float) -> Image.Image:
+def _move(image: Image.Image, random: np.random.Generator) -> Image.Image:
     """Scale by 0.7 to 1.1, shift by up to 8 % of the side and rotate by up to 12 degrees, on white."""
-    scale = 1 + strength * random.uniform(-0.3, 0.1)
-    angle = np.deg2rad(strength * random.uniform(-12, 12))
-    shift = strength * random.uniform(-0.08, 0.08, size=2) * image.size
-    turn = (
-        np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) / scale
-    )  # output to input pixels
+    scale = 1 + random.uniform(-0.3, 0.1)
+    angle = np.deg2rad(random.uniform(-12, 12))
+    shift = random.uniform(-0.08, 0.08, size=2) * image.size
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) / scale  # from output to input
     centre = np.array(image.size) / 2
     offset = centre - turn @ (centre + shift)
     matrix = (*turn[0], offset[0], *turn[1], offset[1])
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC, fillcolor="white")
 
 
-def _jitter_colour(image: Image.Image, random: np.random.Generator, strength: float) -> Image.Image:
+def _jitter_colour(image: Image.Image, random: np.random.Generator) -> Image.Image:
     """Change gamma, saturation and hue, but keep white, black and the colours that names mention."""
-    gamma = np.exp(strength * random.uniform(-0.4, 0.4))
+    gamma = np.exp(random.uniform(-0.4, 0.4))
     image = image.point([round(255 * (level / 255) ** gamma) for level in range(256)] * 3)
-    image = ImageEnhance.Color(image).enhance(1 + strength * random.uniform(-0.4, 0.3))
-    turn = round(strength * random.uniform(-10, 10))  # of 256
+    image = ImageEnhance.Color(image).enhance(1 + random.uniform(-0.4, 0.3))
+    turn = round(random.uniform(-10, 10))  # of 256
     hue, saturation, value = image.convert("HSV").split()
     hue = hue.point([(level + turn) % 256 for level in range(256)])
     return Image.merge("HSV", (hue, saturation, value)).convert("RGB")

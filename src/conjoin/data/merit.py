@@ -371,10 +371,10 @@ class MeritTraining(QueryDataset):
         if ood is not None and ood not in values:
             raise ValueError(f"unknown out-of-distribution test {ood!r}; expected one of {', '.join(values)}")
         self.lines = JsonLines(query_file(folder, split))
-        self.items = MeritItems(MeritProducts(folder, split))
-        products = self.items.products
+        products = MeritProducts(folder, split)
+        self.items = MeritItems(products)
         held_out = {each.id for each in products if ood is not None and is_held_out(each, ood, values)}
-        kept = [query for query in _read(self.lines, products) if held_out.isdisjoint(query.touched)]
+        kept = [query for query in merit_queries(folder, products) if held_out.isdisjoint(query.touched)]
         if not kept:
             raise ValueError(f"{str(self.lines.path)!r}: the out-of-distribution test of {ood} leaves no query")
         self.positives = [query.positives for query in kept]
@@ -405,7 +405,14 @@ def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuer
         FileNotFoundError: There is no such file.
         ValueError: A malformed query; the message starts with file and line.
     """
-    return list(_read(JsonLines(query_file(folder, products.split)), products))
+    path, queries = query_file(folder, products.split), []
+    for line, row in enumerate(JsonLines(path), start=1):
+        query = read_query(row, path, line)
+        unknown = [pid for pid in query.touched if pid not in products]
+        if unknown:
+            raise ItemError(query.where, f"the query names the unknown product {unknown[0]!r}; {products} lack it")
+        queries.append(query)
+    return queries
 
 
 def read_captions(path: str | Path) -> dict[str, str]:
@@ -423,12 +430,3 @@ def read_captions(path: str | Path) -> dict[str, str]:
             raise ItemError(where, f"expected 'idx' and a 'caption' that is not empty, got {json.dumps(row):.80}")
         captions[product_id(row["idx"], where)] = caption.strip()
     return captions
-
-
-def _read(lines: JsonLines, products: MeritProducts) -> Iterator[MeritQuery]:
-    for line, row in enumerate(lines, start=1):
-        query = read_query(row, lines.path, line)
-        unknown = [pid for pid in query.touched if pid not in products]
-        if unknown:
-            raise ItemError(query.where, f"the query names the unknown product {unknown[0]!r}; {products} lack it")
-        yield query
