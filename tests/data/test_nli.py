@@ -34,6 +34,8 @@ def test_any_dataset_with_other_columns():
     table = datasets.Dataset.from_dict({"premise": ["a"], "entails": ["b"], "contradicts": ["c"], "label": [0]})
     rows = load_nli(table, {"query": "premise", "positive": "entails", "negative": "contradicts"}, hard_negatives=1)
     assert (rows[0]["query"], rows[0]["positive"], rows[0]["negatives"]) == ("a", "b", ["c"])
+    with pytest.raises(ValueError, match="is empty: it has no rows"):
+        load_nli(table.select([]), {"query": "premise", "positive": "entails"})
 
 
 @pytest.mark.parametrize(

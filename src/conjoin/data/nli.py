@@ -41,7 +41,7 @@ def load_nli(
     Raises:
         FileNotFoundError: No such file.
         ValueError: An unknown part, a missing column (with the nearest name), an empty cell (with its row), another
-            number of negatives, or a negative column without negatives.
+            number of negatives, a negative column without negatives, or no row.
     """
     chosen = NLI_COLUMNS | dict(columns or {})
     if len(chosen) > len(NLI_COLUMNS):
@@ -59,4 +59,6 @@ def load_nli(
         }
         negatives = [texts.pop("negative")] if hard_negatives else []
         rows.append({"id": str(number), **texts, "negatives": negatives, "target_modality": "text"})
+    if not rows:
+        raise ValueError(f"{source!r:.200} is empty: it has no rows")
     return datasets.Dataset.from_list(rows, features=NLI_FEATURES)
