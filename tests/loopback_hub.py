@@ -213,9 +213,6 @@ class Handler(BaseHTTPRequestHandler):
     def yaml(self, body):
         self.answer({"warnings": [], "errors": []})
 
-    def whoami(self, body):
-        self.answer({"name": "me", "type": "user", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
-
     def log_message(self, *_):
         pass
 
@@ -224,7 +221,6 @@ KIND = r"/api/(?P<kind>models|datasets|spaces)/(?P<repo>[^/]+/[^/]+)"
 ROUTES = (
     ("POST", "/api/repos/create", Handler.create),
     ("POST", "/api/validate-yaml", Handler.yaml),
-    ("GET", "/api/whoami-v2", Handler.whoami),
     ("GET", KIND, Handler.info),
     ("GET", KIND + "/revision/(?P<revision>.+)", Handler.info),
     ("GET", KIND + "/tree/(?P<revision>[^/]+)/?(?P<path>.*)", Handler.tree),
