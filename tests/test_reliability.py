@@ -1,6 +1,6 @@
 """Writers that are killed, out of space or interrupted at some system calls: a small `benchmarks/reliability.py`.
 
-Training is in `tests/trainers/test_resume.py`, pushing in `tests/hub`.
+Training is in `tests/cli/test_train_command.py`, pushing in `tests/hub`.
 """
 
 import os
