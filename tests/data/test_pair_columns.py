@@ -55,6 +55,19 @@ def test_an_id_that_several_images_share():
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_the_texts_of_several_columns_are_one(streaming):
+    rows = table(text=["chair", None, "lamp"], category=["office", "garden", None], size=[1, 2, 3])
+    several = ["text", "category"]
+    pairs = load_pairs(rows, text_column=several, keep=several, streaming=streaming)
+    assert [row["text"] for row in pairs] == ["chair office", "garden", "lamp"]
+    assert [row["metadata"]["text"] for row in pairs] == ["chair", None, "lamp"]
+    with pytest.raises(ValueError, match=r"no column 'kategory'.*did you mean 'category'"):
+        load_pairs(rows, text_column=["text", "kategory"])
+    with pytest.raises(ValueError, match="column 'size' holds int64; several text columns are joined"):
+        [*load_pairs(rows, text_column=["text", "size"], streaming=streaming)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("only", [None, "image", "text"])
 def test_groups(streaming, only):
     rows = table(id=["u", "v", "w", "x"], product=[7, None, 7, 8])

@@ -51,7 +51,7 @@ def shop(tmp_path, monkeypatch):
 
 def test_a_german_table(shop):
     found = find_products(shop(GERMAN))
-    assert (found.image, found.text, found.id, found.group) == ("Bild", "Titel", "Artikelnr", "Modell")
+    assert (found.image, found.texts, found.id, found.group) == ("Bild", ["Titel"], "Artikelnr", "Modell")
     assert found.keep == ["Modell", "Preis:decimal-comma", "Kategorie", "Nr"]
     lines = "\n".join(found.lines)
     assert "Preis: 899 to 1,299, read as Preis:decimal-comma, blank in 1 rows" in lines
@@ -66,7 +66,14 @@ def test_a_german_table(shop):
     assert found.keep == ["Modell", "Preis:decimal-comma", "Beschreibung"]
     assert "not kept    Kategorie ('Licht'), Nr ('007')" in "\n".join(found.lines)
     found = find_products(shop({**GERMAN, "text": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
-    assert found.text == "Titel" and not {"text", "picture"} & {*found.keep}, "names of the collection's own"
+    assert found.texts == ["Titel"] and not {"text", "picture"} & {*found.keep}, "names of the collection's own"
+
+
+def test_several_columns_are_one_text_and_may_be_filters_too(shop):
+    found = find_products(shop(GERMAN), text_column=["Titel", "Kategorie"])
+    assert found.texts == ["Titel", "Kategorie"] and "Kategorie" in found.keep
+    encode = start_commands("katalog.csv", found, "out", "sample")[0]
+    assert encode[encode.index("--text-column") :][:3] == ["--text-column", "Titel", "Kategorie"]
 
 
 def test_rows_that_cannot_be_used_are_counted_by_reason(shop):
@@ -85,10 +92,10 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
         "v": ["12.50", "1,299.00", "3"],
     }
     found = find_products(shop(columns, separator=","))
-    assert (found.image, found.text, found.id, found.group) == ("z", "y", "u", None)
+    assert (found.image, found.texts, found.id, found.group) == ("z", ["y"], "u", None)
     assert found.keep == ["x:number", "v:number"] and "v: 3 to 1,299, read as v:number" in "\n".join(found.lines)
     found = find_products("katalog.csv", text_column="u", id_column="")
-    assert (found.text, found.id) == ("u", "") and "y ('an oak chair')" in found.lines[-2]
+    assert (found.texts, found.id) == (["u"], "") and "y ('an oak chair')" in found.lines[-2]
 
 
 def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_path):
@@ -96,7 +103,7 @@ def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_pat
         '{"name": "a", "cost": 1.5, "tags": ["x"]}\n{"name": "b", "cost": 3, "tags": []}\n'
     )
     found = find_products("a.jsonl")
-    assert (found.text, found.keep) == ("name", ["cost"]) and "not kept    tags" in found.lines[-2]
+    assert (found.texts, found.keep) == (["name"], ["cost"]) and "not kept    tags" in found.lines[-2]
     pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "n": [3, 9]})
     pictures.cast_column("pic", datasets.Image()).to_parquet(tmp_path / "a.parquet")
     found = find_products("a.parquet")
@@ -112,7 +119,7 @@ def test_a_folder_of_pictures(shop, own_export, capsys):
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"a lamp, number {number}")
     found = find_products(str(folder))
-    assert (found.image, found.text, found.only) == ("file_name", "text", None)
+    assert (found.image, found.texts, found.only) == ("file_name", ["text"], None)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_only_what_there_is_is_encoded(shop, monkeypatch):
     monkeypatch.setenv(ALLOW_URLS, "public")
     assert start_commands("katalog.csv", titles, "out", "m")[0] == [*encode, "--root", "/a b", "--allow-urls"]
     pictures = find_products(shop({"photo": ["bilder/0.png", "bilder/1.png"]}))
-    assert (pictures.only, pictures.text) == ("image", None)
+    assert (pictures.only, pictures.texts) == ("image", [])
 
 
 def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_export, capsys, monkeypatch):
@@ -191,7 +198,7 @@ def test_the_encoding_of_a_table_is_found_out_or_told(shop, own_export, monkeypa
     monkeypatch.setenv(ENCODING, "")
     text = "image;title\nbilder/0.png;Łódź lamp\nbilder/1.png;Gdańsk lamp\n"
     Path("a.csv").write_bytes("image;title\nbilder/0.png;Grüne Lampe\n".encode("cp1252"))
-    assert find_products("a.csv").text == "title" and "read as Windows-1252" in caplog.text
+    assert find_products("a.csv").texts == ["title"] and "read as Windows-1252" in caplog.text
     Path("b.csv").write_bytes(text.encode("cp1250"))
     assert main(["start", "b.csv", "--encoding", "cp1250", "--model", str(own_export[0]), "--no-app"]) == 0
     assert "--encoding cp1250" in capsys.readouterr().out

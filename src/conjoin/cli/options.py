@@ -159,13 +159,13 @@ class ColumnOptions:
 
     Args:
         image_column: Column of the images, when it cannot be guessed.
-        text_column: Column of the texts, when it cannot be guessed.
+        text_column: Column of the texts, when it cannot be guessed; of several, the texts are joined.
         id_column: Column of the ids, when it cannot be guessed; "" for row numbers.
         split: Split of a dataset that has several.
     """
 
     image_column: str | None = None
-    text_column: str | None = None
+    text_column: list[str] | None = None
     id_column: str | None = None
     split: str = "train"
 

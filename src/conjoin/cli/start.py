@@ -25,7 +25,8 @@ class Options(ImageOptions):
         out: The collection (default: runs/NAME of TABLE).
         no_app: Stop before the app.
         image_column: Column of the pictures, when it is not guessed right.
-        text_column: Column of the titles, when it is not guessed right.
+        text_column: Column of the titles, when it is not guessed right; of several, such as title category, the texts
+            are joined.
         id_column: Column of the ids, when it is not guessed right; "" for row numbers.
         keep: Columns for filters and results, in place of those that are guessed; price:number and
             price:decimal-comma as for `conjoin encode`.
@@ -42,7 +43,7 @@ class Options(ImageOptions):
     out: str | None = None
     no_app: bool = False
     image_column: str | None = None
-    text_column: str | None = None
+    text_column: list[str] | None = None
     id_column: str | None = None
     keep: list[str] = field(default_factory=list)
     encoding: str | None = None

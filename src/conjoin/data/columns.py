@@ -55,6 +55,7 @@ class PairColumns(NamedTuple):
         group: None without groups.
         label: The classes whose names are the texts; None if the texts are texts.
         picture: As `image`, also if images are not read.
+        joined: Further columns of the text, which are read behind it.
     """
 
     image: str | None
@@ -63,6 +64,7 @@ class PairColumns(NamedTuple):
     group: str | None
     label: datasets.ClassLabel | None
     picture: str | None
+    joined: tuple[str, ...] = ()
 
 
 def matching(names: Iterable[str], available: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from conjoin.data.columns import (
     image_column,
     is_kind,
     read_number,
+    require_columns,
     undecoded as undecoded,
     without_json,
     without_nan,
@@ -56,7 +57,7 @@ def load_pairs(
     source: PairSource,
     *,
     image_column: str | None = None,
-    text_column: str | None = None,
+    text_column: str | Sequence[str] | None = None,
     id_column: str | None = None,
     group_column: str | None = None,
     split: str = "train",
@@ -94,7 +95,7 @@ def load_pairs(
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
         image_column: Column of the images. When None, the first match in `COMMON_COLUMNS`, as for the next two.
-        text_column: Column of the captions.
+        text_column: Column of the captions; or several, whose texts are one text, with a space between them.
         id_column: Column of unique row names. When None, that of `SURE_IDS`, else the only other match, else row
             numbers; "" for row numbers.
         group_column: Column of what a row shows: rows of one group are not each other's negatives.
@@ -129,6 +130,7 @@ def open_pairs(
     only: Literal["image", "text"] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     keep: Sequence[str] = (),
+    text_column: str | Sequence[str] | None = None,
     **columns: str | None,
 ) -> "tuple[AnyDataset, dict[str, Any], PairReader]":
     """Open a source; returns its rows as they are, undecoded, the first of them, and what reads them as pairs.
@@ -146,8 +148,12 @@ def open_pairs(
     first = next(iter(dataset), None)
     if first is None:
         raise ValueError("the dataset is empty: it has no rows")
-    given = {role: columns.get(f"{role}_column") for role in ("image", "text", "id", "group")}
+    named = [text_column] if isinstance(text_column, str) else [*(text_column or ())]
+    text, joined = next(iter(named), None), named[1:]
+    require_columns(joined, list(first))
+    given = {role: columns.get(f"{role}_column") for role in ("image", "id", "group")} | {"text": text}
     chosen = choose_columns(list(first), given, dataset.features, only)
+    chosen = chosen._replace(joined=tuple(joined) if chosen.text else ())
     metadata = choose_metadata(keep, list(first), dataset.features)
     is_csv = isinstance(source, str | Path) and table_suffix(Path(source)) in (".csv", ".tsv")
     reader = PairReader(chosen, RowImages(folder, image_folders(source, folder)), skip, metadata)
@@ -176,6 +182,14 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
                 repeated, len(texts), source,
             )  # fmt: skip
     return pairs
+
+
+def _joined(cells: Sequence[pa.Array], columns: PairColumns) -> pa.Array:
+    """Return the texts of several columns as one for each row; a missing text leaves no space."""
+    for name, each in zip((columns.text, *columns.joined), cells, strict=True):
+        if not (is_kind(each.type, "string") or pa.types.is_null(each.type)):
+            raise ValueError(f"column {name!r} holds {each.type}; several text columns are joined, which hold strings")
+    return pc.binary_join_element_wise(*(each.cast(pa.string()) for each in cells), " ", null_handling="skip")
 
 
 class _Block(NamedTuple):
@@ -224,7 +238,7 @@ class PairReader:
     def names(self) -> list[str]:
         """The columns that are read."""
         columns = self.columns
-        read = (columns.picture, columns.text, columns.id, columns.group, *self.metadata)
+        read = (columns.picture, columns.text, *columns.joined, columns.id, columns.group, *self.metadata)
         return list(dict.fromkeys(name for name in read if name is not None))
 
     def read(self, table: pa.Table, number: Callable[[int], int | str]) -> _Block:
@@ -257,6 +271,8 @@ class PairReader:
         metadata = {name: self._kept(name, mark, cells[name], attempt) for name, mark in self.metadata.items()}
         owners, texts, groups = np.arange(count), None, None
         if columns.text:
+            if columns.joined:
+                cells[columns.text] = _joined([cells[name] for name in (columns.text, *columns.joined)], columns)
             owners, texts = self._texts(cells[columns.text], attempt)
         images, counts, files = self._images(cells, attempt, count)
         if columns.group:
@@ -399,7 +415,7 @@ class PairReader:
             ItemError: Rows cannot be used, and such rows are not skipped; it is that of the first.
         """
         columns, count = self.columns, len(dataset)
-        stays = columns.text is not None and dataset.features[columns.text] == _TEXT
+        stays = columns.text is not None and not columns.joined and dataset.features[columns.text] == _TEXT
         has_images = columns.image is not None and holds_images(dataset.features[columns.image])
         table = dataset.select_columns(self.names).with_format("arrow")
         problems: dict[int, ItemError] = {}

@@ -49,7 +49,7 @@ class Products(NamedTuple):
 
     Attributes:
         image: The column of the pictures; None without one.
-        text: The column of the titles; None without one.
+        texts: The columns of the titles; empty without one.
         id: The column of the ids; "" for row numbers.
         group: A column with one value for all rows of a product; None without one.
         keep: The columns for `--keep`.
@@ -57,7 +57,7 @@ class Products(NamedTuple):
     """
 
     image: str | None
-    text: str | None
+    texts: Sequence[str]
     id: str
     group: str | None
     keep: Sequence[str]
@@ -66,13 +66,13 @@ class Products(NamedTuple):
     @property
     def only(self) -> Literal["image", "text"] | None:
         """The part of a row that there is, for `--only`; None for both."""
-        return "text" if self.image is None else "image" if self.text is None else None
+        return "text" if self.image is None else None if self.texts else "image"
 
 
 def find_products(
     table: str,
     image_column: str | None = None,
-    text_column: str | None = None,
+    text_column: Sequence[str] | None = None,
     id_column: str | None = None,
     keep: Sequence[str] = (),
 ) -> Products:
@@ -81,7 +81,7 @@ def find_products(
     Args:
         table: A CSV, TSV, JSON-lines or Parquet file, or a folder.
         image_column: Of the pictures, to guess nothing.
-        text_column: Of the titles, likewise.
+        text_column: Those of the titles, likewise.
         id_column: Of the ids, likewise; "" for row numbers.
         keep: Columns to keep beside that of the products, in place of those of numbers and of few texts.
 
@@ -98,11 +98,12 @@ def find_products(
         dataset = open_source(Path(table), "train", False, captions=False)[0]
     if Path(table).is_dir() and id_column is None and "id" in dataset.column_names:
         id_column = "id"  # the name of the picture, which may have spaces
-    require_columns((image_column, text_column, id_column), dataset.column_names)
+    require_columns((image_column, *(text_column or ()), id_column), dataset.column_names)
     columns = _Columns(dataset)
     image = columns.take(image_column or columns.image())
-    text = columns.take(text_column or columns.title())
-    if image is None and text is None:
+    texts = [*(text_column or filter(None, [columns.title()]))]
+    columns.take(texts[0] if texts else None)  # further ones may be kept too
+    if image is None and not texts:
         raise ValueError(
             f"{table!r}: none of its columns {', '.join(map(repr, dataset.column_names))} holds pictures (paths such "
             "as images/1.jpg, or URLs) or titles (texts of several words); name one by --image-column or --text-column"
@@ -113,9 +114,15 @@ def find_products(
     group = columns.take(columns.named(_GROUPS, columns.repeats))
     numbers, choices = columns.numbers(), columns.choices()
     kept = [*dict.fromkeys([*([group] if group else []), *(keep or [*numbers, *choices])])]
-    found = Products(image, text, id_, group, kept, ())
+    found = Products(image, texts, id_, group, kept, ())
     pairs: Any = load_pairs(
-        table, image_column=image, text_column=text, id_column=id_, only=found.only, on_error="skip", keep=kept
+        table,
+        image_column=image,
+        text_column=texts or None,
+        id_column=id_,
+        only=found.only,
+        on_error="skip",
+        keep=kept,
     )
     problems = [problem for problem in pairs["problem"] if problem is not None]
     if len(problems) == len(pairs):
@@ -132,7 +139,7 @@ def find_products(
         + (f", {len(problems):,} of which cannot be used and are skipped" if problems else ""),
         *(f"  skipped     {len(some):,}, such as {some[0]}" for some in by_reason.values()),
         f"  pictures    {image or 'none'}",
-        f"  titles      {text or 'none'}",
+        f"  titles      {', '.join(texts) or 'none'}",
         f"  ids         {id_ or 'row numbers, as no column has a value of its own in each row'}",
         *([f"  products    {group}: the app shows one row of each"] if group else []),
         *(line for name, line in described.items() if name in plain),

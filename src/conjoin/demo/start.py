@@ -88,11 +88,11 @@ def start_commands(
     for option, value in (
         *loading.items(),
         ("--image-column", products.image),
-        ("--text-column", products.text),
+        ("--text-column", products.texts or None),
         ("--id-column", products.id),
         ("--only", products.only),
     ):
-        encode += [] if value is None else [option, value]
+        encode += [] if value is None else [option, *([value] if isinstance(value, str) else value)]
     encode += ["--keep", *products.keep] if products.keep else []
     encode += ["--keep-pictures"] if products.image else []
     encode += ["--on-error", "skip", "--sync"]

@@ -71,7 +71,7 @@ def read_catalogue(
     source: PairSource,
     *,
     attributes: Sequence[str] | None = None,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Mapping[str, str | Sequence[str] | None] | None = None,
     language: str = "en",
     split: str = "train",
 ) -> Catalogue:
@@ -103,7 +103,8 @@ def read_catalogue(
     for fact, names in _FACTS.items():
         given[fact] = given[fact] or next((name for name in available if name.lower() in names), None)
     common = {name for names in COMMON_COLUMNS.values() for name in names} | {"group"}
-    others = [name for name in available if name not in given.values() and name.lower() not in common]
+    used = {name for value in given.values() for name in ([value] if isinstance(value, str) else value or ())}
+    others = [name for name in available if name not in used and name.lower() not in common]
     named = list(others if attributes is None else attributes)
     if not named:
         raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
