@@ -221,6 +221,10 @@ def test_the_default_model(tmp_path, monkeypatch):
     assert choose_model(str(tmp_path / "out"), "mine") == ("mine", "as asked for")
 
 
+def test_prices_are_no_ids(shop):
+    assert find_products(shop({"title": ["a lamp", "a chair", "a vase"], "price": ["1", "2", "3"]})).id == ""
+
+
 def test_a_few_repeated_ids_and_prices_that_are_none(shop):
     columns = {
         "sku": [f"A{n}" for n in range(11)] + ["A3"],

@@ -198,7 +198,8 @@ class _Columns:
 
     def id(self) -> str | None:
         """The column of the ids."""
-        return self.named(_IDS, self._is_id) or next(filter(self._is_id, self.free), None)
+        own = (name for name in self.free if self._is_id(name) and not _PRICE.search(name))
+        return self.named(_IDS, self._is_id) or next(own, None)
 
     def _is_id(self, name: str) -> bool:
         """Whether each row has a value of its own, without spaces; of a name such as `sku`, all but a few rows."""

@@ -414,11 +414,11 @@ class RetrievalTrainer(Trainer):
             return rows
         names = rows.column_names or []
         wanted = {new: self._columns.get(new, new) for new in {*self.needed_columns, *self._columns}}
-        missing = sorted(old for old in wanted.values() if names and old not in names)
+        missing = sorted((old, new) for new, old in wanted.items() if names and old not in names)
         if missing:
             raise ValueError(
-                f"no column {missing[0]!r}; the rows have {', '.join(names)}. {type(self).__name__} reads "
-                f"{', '.join(self.needed_columns)}: name other columns by columns={{{self.needed_columns[0]!r}: ...}}"
+                f"no column {missing[0][0]!r}; the rows have {', '.join(names)}. {type(self).__name__} reads "
+                f"{', '.join(self.needed_columns)}: name other columns by columns={{{missing[0][1]!r}: ...}}"
             )
         return rows.rename_columns({old: new for new, old in wanted.items() if old != new and old in names})
 
