@@ -241,8 +241,8 @@ class CollectionWriter:
             if table is not None and (published_version(table) is not None or table.count_rows()):
                 if differing := differences(read_metadata(table)["key"], self.key):
                     raise ValueError(
-                        f"the collection {str(uri)!r} was made with {differing}; encode into another folder (--out), or as "
-                        "before"
+                        f"the collection {str(uri)!r} was made with {differing}; encode into another folder (--out), "
+                        "or as before"
                     )
                 self._table = table
                 self._several = bool(read_metadata(table)["details"]["several"])
