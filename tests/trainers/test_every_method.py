@@ -49,3 +49,12 @@ def test_a_step_of_the_gradient_cache_is_the_plain_one(name, tiny_checkpoints, m
     _, found = cached_step(trainer.model, batch, 3)
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["contrastive", "GCL"])
+def test_a_learned_temperature_moves_at_its_own_rate(name, tiny_checkpoints, tmp_path):
+    rates = {"learning_rate": 1e-5, "temperature_learning_rate": 0.05}
+    trainer = make_any(name, tiny_checkpoints, None, tmp_path, rows=8, max_steps=2, logging_steps=1, **rates)
+    trainer.train()
+    first, second = (entry["temperature"] for entry in trainer.state.log_history[:2])
+    assert first == pytest.approx(0.07) and abs(second - first) > 0.002

@@ -25,6 +25,7 @@ from conjoin.evaluation.metrics import integer_labels
 from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, model_upload, push, save_model
 from conjoin.hub.load import MODELS, model_type
 from conjoin.losses.gather import is_distributed
+from conjoin.losses.temperature import Temperature
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -147,10 +148,12 @@ class TemperatureConfig(RetrievalConfig):
     Args:
         temperature: Softmax temperature, or its initial value if it is learned.
         learn_temperature: Train the temperature, as CLIP does.
+        temperature_learning_rate: Of a learned temperature; None for `learning_rate`, at which it hardly moves.
     """
 
     temperature: float = field(default=0.07)
     learn_temperature: bool = field(default=True)
+    temperature_learning_rate: float | None = field(default=None)
 
 
 class Step(nn.Module):
@@ -392,7 +395,8 @@ class RetrievalTrainer(Trainer):
 
     def learning_rates(self) -> dict[nn.Module, float]:
         """Return the learning rates of modules, in the encoder or the loss, that do not use `learning_rate`."""
-        return {}
+        rate = getattr(self.args, "temperature_learning_rate", None)
+        return {} if rate is None else {each: rate for each in self.model.modules() if isinstance(each, Temperature)}
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
         """Return what maps rows to a batch."""

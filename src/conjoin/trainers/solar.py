@@ -69,7 +69,6 @@ class SolarConfig(TemperatureConfig):
             `"windows"`, the embeddings of windows of tokens (`window_scores`; not in the paper).
         reduce_scores_across_devices: Fit the thresholds to the scores of all devices, by exchanging their sums (App.
             G.1); for `scores="global"`.
-        temperature_learning_rate: Of learned temperatures; None for `learning_rate`, at which they hardly move.
 
     Raises:
         ValueError: A choice is unknown, a weight is negative, or scores of windows are to be reduced.
@@ -78,7 +77,6 @@ class SolarConfig(TemperatureConfig):
     gcl_weight: float = field(default=0.0)
     scores: Literal["global", "windows"] = field(default="global")
     reduce_scores_across_devices: bool = field(default=False)
-    temperature_learning_rate: float | None = field(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,11 +126,6 @@ class SolarTrainer(RetrievalTrainer):
         if args.gcl_weight:
             loss["gcl"] = GclLoss(args.temperature, args.learn_temperature)
         return loss
-
-    def learning_rates(self) -> dict[nn.Module, float]:
-        """Return the rate of learned temperatures, if they have one of their own."""
-        rate = self.args.temperature_learning_rate
-        return {} if rate is None else {each: rate for each in self.model.modules() if isinstance(each, Temperature)}
 
     def freeze_dropout(self, model: Any) -> None:
         """Put frozen towers into evaluation mode."""
