@@ -27,6 +27,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -197,10 +198,8 @@ def import_modules(names: list[str]) -> None:
     """Import what a command imported, so that no attempt needs to."""
     for name in names:
         if name.partition(".")[0] not in ("transformers_modules", "__main__", "__mp_main__"):
-            try:
+            with suppress(ImportError):  # an attempt that needs the module imports it itself
                 importlib.import_module(name)
-            except Exception:  # of any kind; an attempt that needs the module imports it itself, and fails aloud
-                continue
 
 
 def files(folder: Path, command: Command) -> dict[str, str]:

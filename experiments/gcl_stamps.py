@@ -9,16 +9,14 @@ pool.
 """
 
 import argparse
-import csv
 from itertools import permutations
 
 import numpy as np
 import torch
 from common import ROOT, Record
-from stamps import STAMPS, WORK, Row, groups_of, read_stamps
+from stamps import TABLE, WORK, Row, split_stamps
 
 from conjoin import load_encoder
-from conjoin.data.row_images import allow_root
 from conjoin.evaluation import bootstrap_ci
 from conjoin.trainers import load_recipe, train
 
@@ -31,7 +29,7 @@ PAIRS = [f"{one} → {other}" for one, other in permutations(FORMS, 2)]
 def trained(name: str, steps: int, seed: int) -> str:
     """Train a model, unless it is there; returns its folder."""
     folder = WORK / f"gcl-{name}-{seed}"
-    flags = ["--trainer", "gcl" if name == "untrained" else name, "--dataset_name", str(WORK / "train.csv")]
+    flags = ["--trainer", "gcl" if name == "untrained" else name, "--dataset_name", str(TABLE)]
     flags += ["--dataset_test_split", "null", "--eval_strategy", "no", "--features_dir", str(WORK / "features-gcl")]
     flags += ["--per_device_train_batch_size", "128", "--max_steps", str(max(steps, 1)), "--seed", str(seed)]
     flags += [] if steps else ["--learning_rate", "0"]
@@ -83,15 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
-    allow_root(str(STAMPS))
-    rows = read_stamps()
-    groups = np.array(groups_of(rows))
-    held_out = set(sorted(set(groups.tolist()))[::8])
-    asked = [index for index, group in enumerate(groups) if group in held_out]
-    WORK.mkdir(parents=True, exist_ok=True)
-    with (WORK / "train.csv").open("w", encoding="utf-8", newline="") as file:
-        kept = [row for row, group in zip(rows, groups, strict=True) if group not in held_out]
-        csv.writer(file).writerows([["id", "image", "text"], *([r["id"], r["image"], r["text"]] for r in kept)])
+    rows, groups, asked = split_stamps()
     record = Record(ROOT / "experiments/results/gcl_stamps.json", {"queries": len(asked), "items": len(rows)} | RUNS)
     for name, steps in RUNS.items():
         for seed in args.seeds:

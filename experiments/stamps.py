@@ -25,6 +25,7 @@ from conjoin.trainers import load_recipe, train
 
 STAMPS = ROOT / "stamps/usr/share/tuxpaint/stamps"
 WORK = ROOT / "runs/claims-stamps"
+TABLE = WORK / "train.csv"
 TOWERS = ("sample", "runs/e5-small")
 Row = dict[str, str]
 
@@ -61,16 +62,24 @@ def groups_of(rows: list[Row]) -> list[int]:
     return groups
 
 
-def train_on(rows: list[Row], tower: str) -> Path:
-    """The demo's recipe on these rows, unless it is done."""
+def split_stamps() -> tuple[list[Row], np.ndarray, list[int]]:
+    """The rows, the group of each, and the places of those held out; the other rows are written to `TABLE`."""
+    allow_root(str(STAMPS))
+    rows = read_stamps()
+    groups = np.array(groups_of(rows))
+    is_held = np.isin(groups, sorted(set(groups.tolist()))[::8])
+    WORK.mkdir(parents=True, exist_ok=True)
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        kept = [row for row, held in zip(rows, is_held, strict=True) if not held]
+        csv.writer(file).writerows([["id", "image", "text"], *([r["id"], r["image"], r["text"]] for r in kept)])
+    return rows, groups, np.flatnonzero(is_held).tolist()
+
+
+def train_on(tower: str) -> Path:
+    """The demo's recipe on the rows of `TABLE`, unless it is done."""
     folder = WORK / f"trained-{Path(tower).name}"
-    table = WORK / "train.csv"
-    with table.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(
-            [["id", "image", "text"], *([row["id"], row["image"], row["text"]] for row in rows)]
-        )
     if not (folder / "model.safetensors").is_file():
-        flags = ["--text_model_name_or_path", tower, "--dataset_name", str(table), "--dataset_test_split", "null"]
+        flags = ["--text_model_name_or_path", tower, "--dataset_name", str(TABLE), "--dataset_test_split", "null"]
         flags += [
             "--features_dir",
             str(WORK / f"features-{Path(tower).name}"),
@@ -114,15 +123,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     args = parser.parse_args()
-    allow_root(str(STAMPS))
-    rows = read_stamps()
-    groups = np.array(groups_of(rows))
-    held_out = set(sorted(set(groups.tolist()))[::8])
-    asked = [index for index, group in enumerate(groups) if group in held_out]
-    WORK.mkdir(parents=True, exist_ok=True)
-    training = [row for row, group in zip(rows, groups, strict=True) if group not in held_out]
-    print(f"{len(rows)} pictures, {len(set(groups))} groups; {len(asked)} queries, {len(training)} pairs to train on")
-    models = args.models or ["sample", *(train_on(training, tower) for tower in TOWERS)]
+    rows, groups, asked = split_stamps()
+    print(f"{len(rows)} pictures, {len(set(groups))} groups; {len(asked)} of them are queries, the others train")
+    models = args.models or ["sample", *map(train_on, TOWERS)]
     tables = {str(model): measure(model, rows, asked, groups) for model in models}
     print(f"| query → candidates (queries) |{'|'.join(f' {model}, R@1 | R@10 ' for model in tables)}|")
     print(f"|---{'|---|---' * len(tables)}|")
