@@ -18,6 +18,7 @@ OUTSIDE = {
     "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
     "experiments/README.md": "experiments/README.md",
+    "experiments/CLAIMS.md": "experiments/CLAIMS.md",
     "experiments/LOG.md": "experiments/LOG.md",
     "experiments/scenes.md": "experiments/scenes.md",
     "experiments/results/gcl.svg": "experiments/results/gcl.svg",
