@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 ENVIRONMENT = {"HF_TOKEN": "hf_fake", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-PLURALS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 LFS = (".safetensors", ".parquet", ".png")
 
 

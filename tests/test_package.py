@@ -13,7 +13,6 @@ from conjoin import losses
 from conjoin.data.emoji.sample import INSTALL
 
 RECIPES = Path(__file__).parents[1] / "training_args"
-DEMO = RECIPES / "sample/demo.yaml"
 
 
 def test_importing_the_package_does_not_import_torch():

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from types import SimpleNamespace
 
 import torch
 import yaml
@@ -128,16 +127,6 @@ def cached_step(objective, batch, chunk_size, **options):
     """The same in chunks, by the gradient cache."""
     terms = cached_backward(objective, dict(batch), chunk_size, lambda loss: loss.backward(), **options)
     return terms, _gradients(objective)
-
-
-def move_to_second_machine(args, monkeypatch):
-    """Make `args` those of the first process of a second machine; returns a list that says when it waits."""
-    args.distributed_state = SimpleNamespace(
-        num_processes=2, process_index=1, local_process_index=0, is_main_process=False, is_local_main_process=True
-    )
-    events = []
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: events.append("wait"))
-    return events
 
 
 def make_trainer(

@@ -2,10 +2,10 @@
 
 import logging
 from functools import cache
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from torch.utils.benchmark import Timer
 
 logger = logging.getLogger(__name__)
 _ROUNDS = 10
@@ -65,11 +65,13 @@ def _is_bf16_faster(kind: str) -> bool:
 
 def _time_cpu(dtype: torch.dtype) -> float:
     """Return the seconds of a linear layer and a layer norm on one CPU thread, the fastest of several rounds."""
+    from torch.utils.benchmark import Timer
+
     rows, weight = torch.ones(128, 384), torch.ones(1536, 384)
 
     def compute() -> None:
         with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             F.layer_norm(F.linear(rows, weight), (len(weight),))
 
-    timer = Timer("compute()", globals={"compute": compute}, num_threads=1)
+    timer = Timer("compute()", globals={"compute": compute}, num_threads=1, timer=perf_counter)
     return min(timer.timeit(1).mean for _ in range(_ROUNDS))

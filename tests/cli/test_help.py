@@ -29,6 +29,7 @@ def test_every_option_has_a_help(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
     text = re.sub(r"\n {10,}", "  ", capsys.readouterr().out)
+    assert "Literal[" not in text
     said = dict(re.findall(r"^  -{0,2}([A-Za-z][\w/-]*).*?  +(\w.{5,})$", text, re.MULTILINE))
     module = import_module("conjoin.cli." + command.split()[-1].replace("-", "_"))
     known = {name.lower().replace("-", "_") for name in said}

@@ -153,6 +153,15 @@ def test_card_of_a_model_that_began_with_a_folder(exports, tmp_path):
     card = model_upload(folder, "me/model").card
     assert "parameters." in card and "trained with" not in card and "base_model" not in metadata(card)
     assert metadata(card)["tags"][:2] == ["sentence-transformers", "conjoin"]
+    (tmp_path / "stage1").mkdir()
+    (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE))
+    begun = {"trainer": "puma_stage2", "model_name_or_path": str(tmp_path / "stage1")}
+    (folder / "recipe.json").write_text(json.dumps(begun))
+    card = model_upload(folder, "me/model").card
+    assert "parameters and was trained with conjoin." in card
+    assert metadata(card)["base_model"] == ["openai/clip-vit-base-patch32"]
+    (tmp_path / "stage1/recipe.json").write_text(json.dumps(begun | {"model_name_or_path": str(folder)}))
+    assert "base_model" not in metadata(model_upload(folder, "me/model").card)  # each names the other
     said = ("vectors of 32 dimensions", "MLLM retriever", "`qwen2_vl_vision`", "`qwen2_vl_text`")
     assert all(words in model_upload(exports("mllm_retriever")[0], "me/puma").card for words in said)
 
@@ -166,15 +175,6 @@ def test_card_follows_the_layers_of_the_model(layers, said, exports, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"num_vl_layers": layers}))
     card = model_upload(folder, "me/model").card
     assert said in card and ("small attention encoder" in card) == bool(layers)
-    (tmp_path / "stage1").mkdir()
-    (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE))
-    begun = {"trainer": "puma_stage2", "model_name_or_path": str(tmp_path / "stage1")}
-    (folder / "recipe.json").write_text(json.dumps(begun))
-    card = model_upload(folder, "me/model").card
-    assert "parameters and was trained with conjoin." in card
-    assert metadata(card)["base_model"] == ["openai/clip-vit-base-patch32"]
-    (tmp_path / "stage1/recipe.json").write_text(json.dumps(begun | {"model_name_or_path": str(folder)}))
-    assert "base_model" not in metadata(model_upload(folder, "me/model").card)  # each names the other
 
 
 def test_a_stock_export_is_pushed_with_its_modules(mllm_checkpoints, tmp_path):

@@ -124,3 +124,11 @@ def test_the_digest_of_rows_sees_what_a_teacher_sees(tmp_path):
     assert rows_digest(rows) == rows_digest(make_rows(3))
     with pytest.raises(ValueError, match="have a transform"):
         rows_digest(rows.with_transform(lambda batch: batch))
+
+
+def test_another_prompt_is_another_processor(retriever):
+    processor = retriever("qwen2_vl")[1]
+    changed = copy.copy(processor)
+    changed.chat_template = processor.chat_template.replace("sentence", "sentences")
+    assert changed.chat_template != processor.chat_template
+    assert processor_digest(changed) != processor_digest(processor)

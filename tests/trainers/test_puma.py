@@ -231,6 +231,3 @@ def test_without_decay_it_is_info_nce_and_reversed_it_swaps_the_temperatures(fol
     assert [plain[name].item() for name in ("temperature", "hard_temperature")] == pytest.approx([0.1, decayed])
     assert [reverse[name].item() for name in ("temperature", "hard_temperature")] == pytest.approx([decayed, 0.1])
     assert len({plain["mac_loss"].item(), reverse["mac_loss"].item(), expected.item()}) == 3
-
-
-# Both stages

@@ -12,11 +12,8 @@ from conjoin.trainers.contrastive import ContrastiveConfig
 from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.recipe import load_recipe, parse_recipe, recipe_folder
 from conjoin.trainers.runs import build_trainer, run
-from tiny_commands import variants
 from tiny_training import small_run, write_pairs, write_recipe
 
-FILES = sorted(p for room in ("gcl", "contrastive") for p in recipe_folder().glob(f"{room}/*.yaml"))
-FILES.append(recipe_folder() / "finetune/qwen3_vl_embedding.yaml")
 PAIRS = "THE PAIRS"
 
 
@@ -29,19 +26,6 @@ def path(tiny_checkpoints, tmp_path):
 
 def values(recipe):
     return {key: value for part in recipe[1:] for key, value in vars(part).items()}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_packaged_recipe_loads_with_its_variants(file):
-    kinds = {"contrastive": ContrastiveConfig, "gcl": GclConfig}
-    for words in [["conjoin", "train", str(file)], *variants(file)]:
-        assert words[:2] == ["conjoin", "train"]
-        recipe = load_recipe(file, words[3:])
-        assert type(recipe.training) is kinds[recipe.trainer]
-        found = values(recipe)
-        for flag, value in zip(words[3::2], words[4::2], strict=True):
-            key = flag.removeprefix("--")
-            assert key == "trainer" or found[key] == type(found[key])(value)
 
 
 @pytest.mark.parametrize(

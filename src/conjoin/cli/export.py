@@ -28,7 +28,7 @@ class Options:
         out: The folder to write; it must not exist.
         format: See above.
         int8: With --format onnx: weights in 8 bits.
-        readout: Literal["fused", "sum"] | None = None
+        readout: Of a joint encoder: fused, or sum, which adds the vectors of image and text (default: the model's).
         query_prompt: Instruction that encode_query of sentence-transformers gives (default: the model's).
         document_prompt: Likewise, of encode_document.
         revision: Branch, tag or commit of a model on the Hub (default: its main branch).

@@ -89,7 +89,7 @@ class PairStream(IterableDataset[Any]):
             if workers > source.num_shards:
                 raise ValueError(
                     f"{workers} workers read the source {name!r}, which has {source.num_shards} shards for this "
-                    "process; set training.dataloader_num_workers to at most this number"
+                    "process; set dataloader_num_workers to at most this number"
                 )
         readers = max(workers, 1)
         if not self.position["batches"]:

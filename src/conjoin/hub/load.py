@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import transformers
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -168,7 +169,8 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
         problem = "are a pickle of more than tensors, or damaged; expected safetensors"
         raise ValueError(f"the weights of the model {str(path)!r} {problem}") from error
     except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
-        raise ValueError(f"cannot load the model {str(path)!r}: one of its files is damaged ({error!r})") from error
+        problem = f"one of its files is damaged, or its code does not fit transformers {transformers.__version__}"
+        raise ValueError(f"cannot load the model {str(path)!r}: {problem} ({error!r})") from error
     except UnsupportedEmbedderError:  # it names the model
         raise
     except ValueError as error:

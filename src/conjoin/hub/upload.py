@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from conjoin.constants import SOLAR_HEADS
 from conjoin.hub.card import CARDS, card_name, render_card
 from conjoin.hub.commit import Upload
 from conjoin.hub.local_paths import without_paths
@@ -24,7 +25,7 @@ SETTINGS = (
 """Settings; an absolute path in one of them is shortened to its last part."""
 BELONGS = (
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
-    "solar_loss.safetensors",  # of SOLAR's first stage
+    SOLAR_HEADS,
     *SETTINGS,
     *("tokenizer.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),

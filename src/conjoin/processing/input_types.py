@@ -46,7 +46,7 @@ def apply_input_type(value: Any, input_type: str, name: str = "item") -> list[An
         FileNotFoundError: An image to be concatenated does not exist.
     """
     system, rest = _without_system(value)
-    if check_input_type(input_type) == "seq" or rest == []:
+    if check_input_type(input_type) == "seq" or (isinstance(rest, list) and not rest):
         return [value]
     parts = item_parts(rest, name)
     sources = [part.source for part in parts if isinstance(part, ImageSource)]

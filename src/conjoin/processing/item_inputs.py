@@ -207,7 +207,7 @@ def _names_an_image(text: str, name: str) -> bool:
         return True
     if is_one_word:
         raise MissingFileError(name, f'no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
-    logger.warning_once(f'{text[:200]!r} is embedded as a text; if it is a file, pass {{"image": ...}}')
+    logger.warning_once('texts that end like a picture file are embedded as texts; for a file, pass {"image": ...}')
     return False
 
 
@@ -257,7 +257,7 @@ def _content_parts(entry: Any, name: str) -> list[str | ImageSource]:  # noqa: A
         raise ItemError(name, f'unknown message part {describe(entry)}; expected type "text" or "image"')
     if isinstance(entry.get("base64"), str):
         return [ImageSource(decode_base64(entry["base64"].rpartition(",")[2], name))]
-    source = entry.get("url", entry.get("path"))
+    source = entry.get("url") or entry.get("path")
     if source is None:
         raise ItemError(name, 'a message part of type "image" has no "image", "url", "path" or "base64"')
     return [ImageSource(source)]

@@ -172,11 +172,12 @@ class ImageTextProcessor(SentenceFilesMixin):
         keys = ("input_ids", "attention_mask", "special_tokens_mask")
         tensors = {key: torch.tensor(encoded[key]) for key in keys}
         if limit is not None:
-            lengths = map(sum, encoded["attention_mask"])
-            full = [(name, text) for name, text, size in zip(rows, present, lengths, strict=True) if size >= limit]
-            options = {"split_special_tokens": True, "verbose": False}
-            cut = [name for name, text in full if len(self.tokenizer(text, **options)["input_ids"]) > limit]
-            warn_of_cuts(cut, limit, self.tokenizer)
+            if encoded.encodings is not None:
+                is_cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
+            else:  # a slow tokenizer does not say it
+                options = {"split_special_tokens": True, "verbose": False}
+                is_cut = [len(self.tokenizer(text, **options)["input_ids"]) > limit for text in present]
+            warn_of_cuts([name for name, cut in zip(rows, is_cut, strict=True) if cut], limit, self.tokenizer)
         empty = tensors["special_tokens_mask"].all(dim=1).tolist()
         for name, text, is_empty in zip(rows, present, empty, strict=True):
             if text and is_empty:

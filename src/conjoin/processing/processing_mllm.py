@@ -109,7 +109,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         if not chat_template:
-            raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm writes one")
+            raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm of conjoin writes one")
         self.sentence_files = sentence_files
         own_prompts = (sentence_files or {}).get(SETTINGS, {}).get("prompts")
         self.set_options(empty_text, input_type, own_prompts if prompts is None else prompts)

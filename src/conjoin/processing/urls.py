@@ -66,7 +66,8 @@ def fetch(url: str, name: str, max_bytes: int = item_images.MAX_IMAGE_BYTES) -> 
             name, f"image {url!r}: cannot fetch the image (it takes over {MAX_SECONDS:g} seconds)"
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise ItemError(name, f"image {url!r}: cannot fetch the image ({error})") from error
+        said = str(error).partition("\n")[0]  # a second line of httpx links to a manual
+        raise ItemError(name, f"image {url!r}: cannot fetch the image ({said})") from error
 
 
 async def _fetch(url: str, private: bool, max_bytes: int) -> bytes:

@@ -14,7 +14,6 @@ from .files import (
     make_folder as make_folder,
     publish_folder as publish_folder,
     read_checksums as read_checksums,
-    remove_temporary as remove_temporary,
     temporary_path as temporary_path,
     write_checksums as write_checksums,
     write_text as write_text,

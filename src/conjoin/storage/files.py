@@ -133,9 +133,12 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: Another process holds the lock.
     """
-    with lock_folder(folder):
+    lock = lock_folder(folder)
+    try:
         remove_temporary(folder)
         yield
+    finally:
+        lock.release()
 
 
 class DamagedError(ValueError):

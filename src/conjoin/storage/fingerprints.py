@@ -67,7 +67,9 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A fingerprint of how a tokenizer cuts texts."""
-    return settings_digest(json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.vocab)
+    return settings_digest(
+        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
+    )
 
 
 def part_digest(part: Any) -> str:  # noqa: ANN401
@@ -88,6 +90,7 @@ def processor_digest(processor: ProcessorMixin) -> str:
     parts = processor.get_attributes()
     elsewhere = (*parts, "prompts")  # prompts are for sentence-transformers
     settings: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name not in elsewhere}
+    settings["chat_template"] = getattr(processor, "chat_template", None)  # which `to_dict` leaves out
     return settings_digest(settings | {name: part_digest(getattr(processor, name)) for name in parts})
 
 

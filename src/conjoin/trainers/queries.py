@@ -31,7 +31,7 @@ NEGATIVE = r"negative(_\d+)?"
 class QueryCandidateConfig(RetrievalConfig):
     """Arguments of `QueryCandidateTrainer`.
 
-    No two rows of a batch share a positive, counted over all devices.
+    With `mask_false_negatives`, no two rows of a batch share a positive, counted over all devices.
 
     Args:
         temperature: Softmax temperature.
@@ -120,7 +120,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
         return self.rows_class(rows, args.seed) if has_order(rows) else rows
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Build batches whose rows have different positives, if the rows have an order."""
+        """Build batches; with `mask_false_negatives`, of rows with different positives, if the rows have an order."""
         rows = self.train_dataset
         if not isinstance(rows, QueryRows):
             return super().get_train_dataloader()

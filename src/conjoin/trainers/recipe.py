@@ -1,6 +1,5 @@
 """A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
 
-import argparse
 import difflib
 import logging
 import os
@@ -52,7 +51,7 @@ SYNONYMS = {
     "accumulation_steps": "gradient_accumulation_steps",
     "output": "output_dir",
     "out": "output_dir",
-    "rank": "r",
+    "rank": "lora_r",
 }
 """Names of keys that users know from elsewhere, and the keys here."""
 TRAINERS = {
@@ -411,29 +410,36 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
         ValueError: The file is not a YAML mapping, a key is unknown (the message names the nearest right one), or a
             value has another type or is out of range.
     """
-    chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    chosen.add_argument("--config", default=path)
+    chosen = _Parser((), add_help=False, allow_abbrev=False)
+    if path is None:
+        chosen.add_argument("--config")
     chosen.add_argument("--trainer")
     flags, words = chosen.parse_known_args([str(word) for word in words])
-    path, values = flags.config, {}
+    path, values = getattr(flags, "config", path), {}
+    where = f"{path}: " if path is not None else ""
     if path is not None:
         if not Path(path).is_file():
-            recipes = sorted(map(str, Path(os.path.relpath(recipe_folder())).glob("*/*.yaml")))
-            near = difflib.get_close_matches(str(path), recipes, n=1) or recipes
-            raise FileNotFoundError(f"no recipe at {str(path)!r}; did you mean {' or '.join(near)}?")
+            files = Path(os.path.relpath(recipe_folder())).glob("*/*.yaml")
+            recipes = sorted(str(file) for file in files if file.parent.name != "accelerate")
+            near = difflib.get_close_matches(str(path), recipes, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipes)}"
+            raise FileNotFoundError(f"no recipe at {str(path)!r}; {remedy}")
         values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: a recipe is a mapping of keys to values, got {type(values).__name__}")
     named = values.pop("trainer", None)
     name = flags.trainer or named or trainer
     if name not in TRAINERS:
-        raise ValueError(f"{path}: trainer={name!r}; expected one of {', '.join(TRAINERS)}")
+        raise ValueError(f"{where}trainer={name!r}; expected one of {', '.join(TRAINERS)}")
     if trainer is not None and name != trainer:
         raise ValueError(f"{path} is a recipe of the trainer {name}; this script trains by {trainer}")
     module, prefix = TRAINERS[name]
     config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
-    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, f"{path}: ")
-    training.recipe = {"trainer": name} | asdict(model) | asdict(data)
+    try:
+        model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, where)
+        training.recipe = {"trainer": name} | asdict(model) | asdict(data)
+    except RecursionError as error:
+        raise ValueError(f"{where}a value contains itself") from error
     return Recipe(name, model, data, training)
 
 
@@ -455,7 +461,7 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[st
     actions = {action.dest: action for action in reversed(parser._actions)}  # before `--no_KEY` of the same key
     words = [part for word in flags for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for place in reversed([place for place, word in enumerate(words) if word == "null"]):
-        values = values | {words[place - 1].removeprefix("--"): None}
+        values = values | {words[place - 1].removeprefix("--").replace("-", "_"): None}
         del words[place - 1 : place + 1]
     given: list[str] = []
     for key, value in values.items():

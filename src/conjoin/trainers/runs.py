@@ -154,16 +154,18 @@ def _surroundings(args: RetrievalConfig) -> dict[str, Any]:
     """Return what a run ran on, for its record and its model's card."""
     batch = args.per_device_train_batch_size * args.world_size
     of_others = batch * (1 + args.recipe.get("hard_negatives", 0)) - 1
-    source = Path(conjoin.__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=False)
+    clone, head = Path(conjoin.__file__).parents[2], ""
+    if (clone / ".git").exists() and shutil.which("git"):
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True).stdout.strip()
+    negatives = {"gcl": 3 * batch - 2, "solar_stage2": None}  # those of SOLAR's stage 2 differ by anchor
     return {
         "world_size": args.world_size,
         "contrastive_batch": batch,
         "effective_batch": batch * args.gradient_accumulation_steps,
-        "negatives_per_query": 3 * batch - 2 if args.recipe.get("trainer") == "gcl" else of_others,
+        "negatives_per_query": negatives.get(args.recipe.get("trainer", ""), of_others),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "peft", "datasets")},
         "conjoin": conjoin.__version__,
-        "commit": commit.stdout.strip() or None,
+        "commit": head or None,
     }
 
 

@@ -241,7 +241,7 @@ def test_a_table_shows_intervals_and_chance_only_where_scores_have_them():
     assert lines[1].split() == "name full 95 % CI chance bare count rate".split()
     assert lines[2].split() == "a 45.1 40–50 2.7 50.0 1,234 0.25".split()
     assert lines[3].split() == "b – – –".split()
-    assert lines[1].index("bare") + 4 == lines[2].index("50.0") + 4
+    assert lines[1].index("bare") == lines[2].index("50.0")
     assert format_table(Table("Empty", ["a", "b"], [])).splitlines() == ["Empty", "a  b"]
 
 
