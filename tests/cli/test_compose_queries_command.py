@@ -93,8 +93,8 @@ def test_a_mistake_is_one_line(path, tmp_path, capsys, options, message):
     ("option", "word", "message"),
     [
         ("--samplers", "uniform=1", "expected some of conventional"),
-        ("--samplers", "conventional", "argument --samplers: invalid name_and_weight value: 'conventional'"),
-        ("--conditions", "two=1", "argument --conditions: invalid number_and_weight value: 'two=1'"),
+        ("--samplers", "conventional", "argument --samplers: expected NAME=NUMBER, got 'conventional'"),
+        ("--conditions", "two=1", "argument --conditions: expected NUMBER=WEIGHT, got 'two=1'"),
     ],
 )
 def test_weights_are_parsed(path, tmp_path, capsys, option, word, message):

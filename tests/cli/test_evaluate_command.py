@@ -71,7 +71,7 @@ def test_pairs(model, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"text → image, R@5 \(6 queries\) +100\.0", printed) and "image → text, " in printed
     results = json.loads((out / "results.json").read_text())
-    which = {"data": str(path), "split": "train", "image_column": "photo", "text_column": "words"}
+    which = {"data": str(path), "split": "train", "image_column": "photo", "text_column": ["words"]}
     assert (results["title"], results["dataset"]) == ("Image-text pairs", which)
     assert "MRR@10" in (out / "report.html").read_text()
     held_out = tmp_path / "test.csv"

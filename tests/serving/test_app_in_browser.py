@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import socket
 import threading
+import time
 import urllib.request
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,16 +29,15 @@ COUNT = "count => document.querySelectorAll('#results-0 .cj-card').length === co
 @pytest.fixture(scope="module")
 def url(searcher):
     """The address of the running app."""
-    started = Future()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     app = make_app([searcher], limits=LIMITS, options=PageOptions(k=5))
-    thread = threading.Thread(
-        target=run_server, args=(app, "127.0.0.1", 0, lambda *given: started.set_result(given)), daemon=True
-    )
-    thread.start()
-    address, stop = started.result(SECONDS)
-    yield address
-    stop()
-    thread.join(SECONDS)
+    threading.Thread(target=run_server, args=(app, "127.0.0.1", port), daemon=True).start()
+    for _ in range(10 * SECONDS):
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}"):
+            return f"http://127.0.0.1:{port}"
+        time.sleep(0.1)
+    raise TimeoutError("the app does not answer")
 
 
 @pytest.fixture(scope="module")

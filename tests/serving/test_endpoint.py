@@ -184,6 +184,12 @@ def test_a_body_of_many_small_parts_is_refused_before_it_is_parsed(client, path,
     assert answer.json()["error"]["message"] == "the JSON has over 2,048 bytes besides its strings, the limit"
 
 
+def test_a_body_in_another_encoding_is_refused(client):
+    """In UTF-16 the second character has the byte of a quote, which would hide what follows from the count."""
+    body = json.dumps({"items": ["a\u2230"] * 9}, ensure_ascii=False).encode("utf-16")
+    assert client.post("/embed", content=body, headers={"content-type": "application/json"}).status_code == 400
+
+
 def test_a_body_is_small_whatever_its_strings_hold(client):
     text = '[{"\\":1,"' * 20
     assert client.post("/embed", json={"items": [text, {"text": text, "image": uri(png())}]}).status_code == 200
@@ -396,7 +402,7 @@ def test_bodies_in_flight_are_limited_together():
             async def receive():
                 return {"type": "http.request", "body": bytes(size), "more_body": False}
 
-            return limited({"type": "http", "headers": []}, receive, None)
+            return limited({"type": "http", "method": "POST", "headers": []}, receive, None)
 
         limited = Gate(answer, replace(LIMITS, held_bytes=1000), "0.0.0.0")
         alone = asyncio.create_task(request(1500))

@@ -65,6 +65,8 @@ def test_filters_are_conditions_on_lists_numbers_and_what_was_written(page):
     (html,), code, _ = page.search(asked("x", k=5, where="price > 0", chosen=[["<b>warm</b>"]]))
     assert ids(html) == ["id-yellow"]
     assert "where=\"`kind` in ('<b>warm</b>') and (price > 0)\"" in code
+    injected = page.search(asked("x", least="' || repeat(text, 300) is null -- "))[0][0]
+    assert "could not convert string to float" in injected.lower()
     (html,), code, _ = page.search(asked("x", k=6, least=2, most=3, where="price != 3"))
     assert ids(html) == ["id-blue"]
     assert "where='`price` >= 2 and `price` <= 3 and (price != 3)'" in code

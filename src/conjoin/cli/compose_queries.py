@@ -1,5 +1,6 @@
 """`conjoin data compose-queries`: queries of several conditions from a catalogue of products with attributes."""
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -9,6 +10,8 @@ from conjoin.cli.options import ColumnOptions, ImageOptions, name_and_weight, op
 def number_and_weight(word: str) -> tuple[int, float]:
     """Read `NUMBER=WEIGHT`."""
     number, weight = name_and_weight(word)
+    if not number.isdecimal():
+        raise ArgumentTypeError(f"expected NUMBER=WEIGHT, got {word!r}")
     return int(number), weight
 
 

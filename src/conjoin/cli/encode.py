@@ -128,4 +128,4 @@ def _report(options: Options, collection: "Collection") -> None:
     print(f"{len(collection)} vectors of {collection.dimension} dimensions in {out}")
     if len(collection) >= _LARGE and not collection.metadata["index"]:
         print(f"next: conjoin index {out} makes searches faster")
-    print(f"next: conjoin search {out} --text ...")
+    print(f"next: conjoin search {out} --{'image' if options.only == 'image' else 'text'} ...")

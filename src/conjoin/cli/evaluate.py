@@ -63,7 +63,7 @@ def options_of(words: Sequence[str]) -> type[Any]:
         return Options
     from conjoin.evaluation import find_task
 
-    return dataclass(kw_only=True)(type("Options", (Options, find_task(name).options), {}))
+    return dataclass(kw_only=True)(type("Options", (Options, find_task(name).options), {"__doc__": Options.__doc__}))
 
 
 def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives

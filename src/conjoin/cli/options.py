@@ -113,7 +113,11 @@ def parse(kind: type[T], words: Sequence[str], prog: str) -> T:
             near = difflib.get_close_matches(flag, known, n=1)
             remedy = f"did you mean {near[0]}?" if near else f"see {prog} --help"
             raise ValueError(f"unknown option {flag}; {remedy}")
-    options = kind(**vars(parser.parse_args(words)))
+    args, rest = parser.parse_known_args(words)
+    if rest:
+        remedy = f"did you mean --text {rest[0]!r}?" if "text" in vars(args) else f"see {prog} --help"
+        raise ValueError(f"unrecognized arguments: {' '.join(rest)}; {remedy}")
+    options = kind(**vars(args))
     for each in fields(kind):  # type: ignore[arg-type]
         least, value = each.metadata.get("least"), vars(options)[each.name]
         if least is not None and value is not None and value < least:
@@ -124,7 +128,10 @@ def parse(kind: type[T], words: Sequence[str], prog: str) -> T:
 def name_and_weight(word: str) -> tuple[str, float]:
     """Read `NAME=NUMBER`."""
     name, _, number = word.partition("=")
-    return name, float(number)
+    try:
+        return name, float(number)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, got {word!r}") from error
 
 
 @dataclass(kw_only=True)

@@ -71,7 +71,7 @@ def run(options: Options) -> None:
     is_collection = (Path(source) / "data" / "train.lance").is_dir()
     kind = options.type or ("dataset" if is_collection else "model")
     is_collection &= kind == "dataset"
-    if not is_collection and (options.model or options.keep_pictures):
+    if not is_collection and ((options.model and kind != "space") or options.keep_pictures):
         raise ValueError("--model and --keep-pictures are for a collection that is pushed as a dataset")
     of_model: dict[str, Any] = {
         "results": options.results,
@@ -90,7 +90,7 @@ def run(options: Options) -> None:
         elif kind == "metric":
             upload = metric_upload(source, repo_id, options.license or "apache-2.0")
         elif kind == "space":
-            upload = space_upload(source, repo_id, work, license=options.license)
+            upload = space_upload(source, repo_id, work, model=options.model, license=options.license)
         else:
             upload = model_upload(source, repo_id, **of_all, **of_model)
         sizes = upload.sizes()

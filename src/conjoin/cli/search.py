@@ -86,6 +86,11 @@ def run(options: Options) -> None:
     elif options.min_score is not None:
         shown = [id_ for id_, score in zip(shown, scores, strict=True) if score >= options.min_score]
         notes += [] if shown else [f"nothing similar found (best score {scores[0]:.4f})"]
+    if shown and not any(scores):
+        notes.append(
+            "all scores are 0: this model does not compare what the query has with what the rows have; search by "
+            "--image, or encode with a model that compares words with pictures"
+        )
     rows = collection.rows(shown, pictures=options.html is not None)
     for row in rows:
         del row["id"]  # the results have it

@@ -18,7 +18,7 @@ class ServingOptions(PromptOptions, ImageOptions, EncoderOptions):
     """where to listen, and the limits.
 
     Args:
-        host: 0.0.0.0 for all who can reach this machine; there are no passwords.
+        host: 0.0.0.0 for all who can reach this machine.
         max_upload: Size of an image in MiB.
         max_megapixels: Pixels of an image.
         max_results: Results of a query.

@@ -1,4 +1,4 @@
-"""Evaluation: metrics, protocols, run files, results and their report; `benchmarks` has the benchmarks."""
+"""Evaluation: metrics, protocols, run files, results and their report; `tasks` has the benchmarks."""
 
 from conjoin.lazy import attach
 

@@ -209,7 +209,6 @@ def package_versions() -> dict[str, str]:
 
 
 @with_config(ConfigDict(extra="forbid"))
-@with_config(ConfigDict(extra="forbid"))
 @dataclass
 class Results:
     """Everything that one evaluation reports."""

@@ -1,6 +1,6 @@
 """A search app and an HTTP endpoint over a collection and its model.
 
-Importing this package loads neither torch nor a web framework, so that the app answers before the model is loaded.
+Importing this package loads neither torch nor a web framework.
 """
 
 from conjoin.lazy import attach

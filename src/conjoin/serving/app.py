@@ -13,7 +13,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
 from conjoin.serving.html import CLICK, NOTHING, STYLE, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, Gate, missing
-from conjoin.serving.limits import Limits, check_pixels, check_where, make_item, read_picture
+from conjoin.serving.limits import Limits, check_count, check_pixels, check_where, make_item, read_picture
 from conjoin.serving.snippet import python_code
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class SearchPage:
         paths = [Path(path) for path in given.get("files") or ()]
         if text is None and not paths:
             found = [searcher.browse(k, where, group_by, offset) for searcher in self.searchers]
-            return [self._html(index, START, hits) for index, hits in enumerate(found)], "", None
+            return [self._html(index, START, hits, offset) for index, hits in enumerate(found)], "", None
+        check_count(paths, self.limits)
         pictures = [read_picture(path.read_bytes(), f"the file {path.name!r}", self.limits) for path in paths]
         check_pixels(pictures, self.limits)
         item = make_item(text, pictures, self.limits)
@@ -161,10 +162,12 @@ class SearchPage:
             codes.append(python_code(searcher, text, [path.name for path in paths], arguments))
         if len(found) > 1:
             lines[0] += f" · {len(set.intersection(*({hit.id for hit in hits} for hits in found)))} found by both"
-        pages = [self._html(index, lines[index], hits, asked.min_score) for index, hits in enumerate(found)]
+        pages = [self._html(index, lines[index], hits, offset, asked.min_score) for index, hits in enumerate(found)]
         return pages, "\n".join(codes), Query(text, [picture.source for picture in pictures], found)
 
-    def _html(self, index: int, line: str, hits: "Sequence[Found]", min_score: float | None = None) -> str:
+    def _html(
+        self, index: int, line: str, hits: "Sequence[Found]", offset: int = 0, min_score: float | None = None
+    ) -> str:
         """The results of a collection as HTML, below a line on them."""
         from conjoin.retrieval.pictures import picture_folders
 
@@ -172,6 +175,7 @@ class SearchPage:
         title = searcher.model_name if len(self.searchers) == 1 else f"{'AB'[index]}: {searcher.model_name}"
         number, folders = self.number and self.number[0], picture_folders(searcher.source)
         nothing = NOTHING if min_score is None else f"Nothing similar was found: no score reaches {min_score:g}."
+        nothing = "There are no further results." if offset else nothing
         return results_html(title, line, hits, folders, self.options.title_column, number, nothing)
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent

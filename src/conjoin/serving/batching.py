@@ -77,7 +77,7 @@ class MicroBatcher:
     @property
     def waiting(self) -> int:
         """How many items wait for the model."""
-        return sum(len(request.items) for request in self._requests)
+        return sum(len(request.items) for request in [*self._requests])
 
     def stop(self) -> None:
         """Refuse what comes from now on, and what has no answer yet."""

@@ -69,8 +69,8 @@ def condition(
         quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values or ())
         parts += [f"`{name}` in ({quoted})"] if quoted else []
     for name, (least, most) in ranges.items():
-        parts += [f"`{name}` >= {least!r}"] if least is not None else []
-        parts += [f"`{name}` <= {most!r}"] if most is not None else []
+        parts += [f"`{name}` >= {float(least):.15g}"] if least is not None else []
+        parts += [f"`{name}` <= {float(most):.15g}"] if most is not None else []
     if where is not None and where.strip():
         parts.append(f"({where.strip()})" if parts else where.strip())
     return " and ".join(parts) or None

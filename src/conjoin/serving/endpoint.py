@@ -260,7 +260,7 @@ def _bounded_route(limits: Limits) -> type[APIRoute]:
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
         if plain.count(b'"') > 2 * most or sum(map(len, plain.split(b'"')[::2])) > most:
             raise TooLargeError(f"the JSON has over {most:,} bytes besides its strings, the limit")
-        return json.loads(body)
+        return json.loads(body.decode())  # as UTF-8: in UTF-16 other characters have the byte of a quote
 
     class BoundedRequest(Request):
         async def json(self) -> Any:  # noqa: ANN401
@@ -282,7 +282,7 @@ def _bounded_route(limits: Limits) -> type[APIRoute]:
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer a failure as `Failure`."""
+    """Answer a failure as the JSON of `_FAILURE`."""
     code, message, headers = 500, "the server failed; its log says why", None
     item = error.item if isinstance(error, ItemError) else None
     if isinstance(error, HTTPException):

@@ -48,7 +48,7 @@ class Gate:
 
     def __init__(self, app: Any, limits: Limits, host: str) -> None:  # noqa: ANN401
         self.app, self.limits = app, limits
-        self.hosts = {*LOCAL, host} if host in LOCAL else None
+        self.hosts = LOCAL if host in LOCAL else None
         self.requests = self.bytes = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI says
@@ -85,11 +85,12 @@ class Gate:
             answer = JSONResponse({"error": {"message": message, "item": None}}, code, {"connection": "close"})
             await answer(scope, receive, with_headers)
             return
-        self.requests += 1
+        counted = int(scope["method"] == "POST")  # an open page holds a GET as long as it is open
+        self.requests += counted
         try:
             await self.app(scope, limited, with_headers)
         finally:
-            self.requests, self.bytes = self.requests - 1, self.bytes - received
+            self.requests, self.bytes = self.requests - counted, self.bytes - received
 
     def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str] | None:
         """Status and message of a request that is refused for its headers, or because there are too many."""
@@ -110,7 +111,6 @@ def run_server(
     app: Any,  # noqa: ANN401 - an ASGI application
     host: str,
     port: int,
-    on_start: Callable[[str, Callable[[], None]], object] | None = None,
     *,
     grace: int = 0,
     on_late: Callable[[], None] = lambda: None,
@@ -123,7 +123,6 @@ def run_server(
         app: The application.
         host: The address to listen at.
         port: 0 for any that is free.
-        on_start: Called once the server answers, with its URL and a function that stops it.
         grace: Seconds that what is in flight has when the server stops.
         on_late: Called when they are over, to answer what is left within two more.
         access_log: Whether uvicorn writes a line to stdout for each request.
@@ -141,8 +140,6 @@ def run_server(
             print_line(f"listening at {url}")
             if host not in LOCAL and is_open:
                 print_line("anybody who can reach this machine can use it: there are no passwords")
-            if on_start is not None:
-                on_start(url, lambda: setattr(self, "should_exit", True))
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             late = threading.Timer(grace, on_late)
@@ -153,7 +150,7 @@ def run_server(
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise OSError(f"cannot listen at {host}:{port}: {error}") from error
+        raise OSError(f"cannot listen at {host}:{port}: {error}; add --port 0 for any port that is free") from error
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=grace + 2, access_log=access_log, server_header=False
     )

@@ -99,7 +99,7 @@ def read_items(values: Sequence[tuple[str | None, Sequence[str]]], limits: Limit
     items, pictures = [], []
     for position, (text, sources) in enumerate(values):
         try:
-            _check_count(sources, limits)
+            check_count(sources, limits)
             names = ["the image"] if len(sources) == 1 else [f"image {index}" for index in range(len(sources))]
             read = [_read_source(source, name, limits) for source, name in zip(sources, names, strict=True)]
             items.append(make_item(text, read, limits))
@@ -140,7 +140,6 @@ def make_item(text: str | None, pictures: Sequence[Picture], limits: Limits) -> 
     from conjoin.data.row_images import row_item
     from conjoin.processing.item_inputs import check_text
 
-    _check_count(pictures, limits)
     images = [picture.source for picture in pictures]
     if text is None and not images:
         raise ValueError("it has neither text nor image")
@@ -198,7 +197,8 @@ def check_pixels(pictures: Sequence[Picture], limits: Limits) -> None:
         )
 
 
-def _check_count(images: Sequence[Any], limits: Limits) -> None:
+def check_count(images: Sequence[Any], limits: Limits) -> None:
+    """Refuse an item of more images than the limit, before they are read."""
     if len(images) > limits.images:
         raise ValueError(f"{len(images)} images; the limit is {limits.images} for one item")
 
@@ -228,7 +228,7 @@ def check_where(where: str, limits: Limits) -> str:
             raise ValueError(
                 f"the condition calls {before!r:.40}; it may compare, and call lower, like, in, length ..."
             )
-        if token in ("'", '"', "`", "\\", "$", "#", ";") or "\\" in token or before + token in ("--", "/*"):
+        if token in ("'", '"', "`", "$", "#", ";") or "\\" in token or before + token in ("--", "/*", "||"):
             raise ValueError(f"the condition has {token!r:.40}, which has no place in one")
         before = token
     return where

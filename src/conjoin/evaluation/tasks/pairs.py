@@ -35,7 +35,7 @@ class PairsOptions:
         data: The pairs, as for conjoin encode.
         split: Split of the data.
         image_column: Column of the images, when it cannot be guessed.
-        text_column: Column of the texts, when it cannot be guessed.
+        text_column: Column of the texts, when it cannot be guessed; of several, the texts are joined.
         id_column: Column of the ids, when it cannot be guessed.
         gallery: Further candidates: the catalogue of which the data are the held-out part.
         text_instruction: Instruction for texts that search.
@@ -46,7 +46,7 @@ class PairsOptions:
     data: str
     split: str = "train"
     image_column: str | None = None
-    text_column: str | None = None
+    text_column: list[str] | None = None
     id_column: str | None = None
     gallery: str | None = None
     text_instruction: str | None = None
