@@ -16,7 +16,7 @@ from scenes import NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
 from torch import Tensor
 from transformers.utils import logging
 
-from conjoin.data import EpochRows, ImageAugmentation, load_pairs
+from conjoin.data import EpochRows, augment_image, load_pairs
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.trainers import CachedFeatures, cache_features, load_recipe
@@ -72,11 +72,11 @@ class Scenes:
     @cached_property
     def versions(self) -> CachedFeatures:
         """Of each training scene another version: its picture augmented, its objects named in another phrase."""
-        augment = ImageAugmentation(0)
+        random = np.random.default_rng(0)
         rows = [
             {
                 "id": row["id"],
-                "image": augment(load_image(row["image"], row["id"])),
+                "image": augment_image(load_image(row["image"], row["id"]), random),
                 "text": row["metadata"]["alternative_text"],
             }
             for row in self.pairs

@@ -38,7 +38,6 @@ def sync(out):
 
 
 def index(out):
-    encode(out)  # what an interrupted index asks for; otherwise nothing is new
     Collection.open(out).index("ivf_flat", probes=100)
 
 

@@ -20,6 +20,10 @@ def frozen_encoder(checkpoints, **config):
     return model, processor
 
 
+def _inverted(image, random):
+    return ImageOps.invert(image)
+
+
 def texts(count):
     rows = make_rows(count)
     words = "red dog and blue cat on a big old tree by the sea".split()
@@ -41,7 +45,7 @@ def stage1(folder, model, processor, rows, kind=SolarStage1Trainer, **arguments)
 
 def stage2(folder, model, processor, rows, kind=SolarStage2Trainer, **arguments):
     config = SolarStage2Config(output_dir=str(folder), **(SETTINGS | {"min_separation": 0.0} | arguments))
-    augment = ImageOps.invert if config.positive == "augmented" else None
+    augment = _inverted if config.positive == "augmented" else None
     if config.mined_per_anchor or augment:
         rows = SolarStage2Rows(rows, mined(rows) if config.mined_per_anchor else None, augment=augment)
     return kind(model, config, rows, processing_class=processor)

@@ -112,6 +112,13 @@ def test_a_collection_keeps_its_precision(shop, encode, monkeypatch):
         encode("--no-bf16")
 
 
+def test_a_sync_with_row_numbers_as_ids_warns(data, tmp_path, encode, caplog):
+    lines = [{name: value for name, value in line.items() if name != "id"} for line in priced(data)]
+    for options, warned in (((), False), (("--sync",), True)):
+        encode(*options, source=write_rows(tmp_path / "table.jsonl", lines), out=tmp_path / "numbers")
+        assert ("the ids are row numbers" in caplog.text) == warned
+
+
 def test_a_living_collection(data, shop, tmp_path, encode, search, capsys):
     lines = priced(data)
 

@@ -26,7 +26,7 @@ def test_batches_are_full_and_share_no_positive_and_no_row():
 def test_without_shared_positives_only_the_last_rows_are_left_out(caplog):
     sampler = RetrievalBatchSampler(list(range(103)), 10)
     assert len(sampler) == 10 and len({row for batch in sampler for row in batch}) == 100
-    assert "3 of 103 rows fill no batch" in caplog.text
+    assert "fill no batch" not in caplog.text
     RetrievalBatchSampler([0] * 60 + [*range(1, 41)], 10)  # of the 60, one to a batch
     assert "60 of 100 rows fill no batch" in caplog.text
 

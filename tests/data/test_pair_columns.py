@@ -61,6 +61,9 @@ def test_the_texts_of_several_columns_are_one(streaming):
     pairs = load_pairs(rows, text_column=several, keep=several, streaming=streaming)
     assert [row["text"] for row in pairs] == ["chair office", "garden", "lamp"]
     assert [row["metadata"]["text"] for row in pairs] == ["chair", None, "lamp"]
+    gap = table(text=[None, "b", ""], category=[None, "x", "y"])
+    marked = load_pairs(gap, text_column=several, on_error="skip", streaming=streaming)
+    assert [(row["text"], row["problem"] is None) for row in marked] == [(None, False), ("b x", True), ("y", True)]
     with pytest.raises(ValueError, match=r"no column 'kategory'.*did you mean 'category'"):
         load_pairs(rows, text_column=["text", "kategory"])
     with pytest.raises(ValueError, match="column 'size' holds int64; several text columns are joined"):

@@ -317,15 +317,10 @@ class TestUpdate:
         assert state(tmp_path / "it") == state(tmp_path / "whole")
         assert Collection.open(tmp_path / "it").version > version
 
-    def test_a_sync_with_row_numbers_as_ids_warns(self, tmp_path, warnings):
-        rows = [{"id": number, "text": f"text {number}"} for number in range(3)]
-        encode(tmp_path / "numbers", rows)
-        sync(tmp_path / "named", [{"id": f"sku {number}", "text": "x"} for number in range(3)])
-        assert warnings() == ""
-        sync(tmp_path / "numbers", rows[1:])
-        assert warnings() == ""
-        sync(tmp_path / "numbers", rows)
-        assert "the ids are row numbers" in warnings() and "--id-column" in warnings()
+    def test_rows_stand_as_they_were_read(self, tmp_path):
+        rows = [{"id": f"{number:03}", "text": f"text {number}"} for number in range(200)]
+        collection = encode_collection(rows, tiny_encoder(batch_size=1), tmp_path)  # several chunks to a commit
+        assert list(collection.ids) == [row["id"] for row in rows]
 
     def test_without_sync_nothing_is_removed(self, tmp_path):
         encode(tmp_path / "it")

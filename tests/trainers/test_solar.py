@@ -360,11 +360,11 @@ def test_augmented_rows_may_have_undecoded_images(tmp_path):
     (tmp_path / "a.txt").write_text(row["text"])
     rows = load_pairs(tmp_path)
     assert isinstance(rows[0]["image"], dict)
-    found = SolarStage2Rows(rows, augment=ImageOps.invert)[0]["augmented"][0]
+    found = SolarStage2Rows(rows, augment=lambda image, random: ImageOps.invert(image))[0]["augmented"][0]
     assert found["image"].tobytes() == ImageOps.invert(row["image"]).tobytes() and found["text"] == row["text"]
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"row 0 \('a.png'\).*cannot read the image"):
-        SolarStage2Rows(rows, augment=ImageOps.invert)[0]
+        SolarStage2Rows(rows, augment=lambda image, random: ImageOps.invert(image))[0]
 
 
 def test_stage_2_can_fit_thresholds_to_all_devices(tiny_checkpoints, tmp_path, monkeypatch):

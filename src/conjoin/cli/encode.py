@@ -1,5 +1,6 @@
 """`conjoin encode`: a dataset through a model into a collection."""
 
+import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +12,7 @@ from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, enc
 if TYPE_CHECKING:
     from conjoin.retrieval import Collection
 
+logger = logging.getLogger(__name__)
 _LARGE = 200_000
 """Rows of 384 numbers that one core compares with a query in about 0.3 seconds."""
 
@@ -96,6 +98,11 @@ def run(options: Options) -> None:
         _report(options, encode_on_ray(options.data, load, options.out, **how))
         return
     rows = load_rows(options, options.data, on_error=options.on_error, keep=options.keep)
+    if options.sync and is_first and not options.streaming and all(id_ == str(n) for n, id_ in enumerate(rows["id"])):
+        logger.warning(
+            "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
+            "(--id-column)"
+        )
     if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
         options.device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}"  # its own
     encoder = load_encoder(options.model, **encoder_options(options))

@@ -1,4 +1,4 @@
-from conjoin.data.augment import ImageAugmentation as ImageAugmentation
+from conjoin.data.augment import augment_image as augment_image
 from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
 from conjoin.data.collators import (
     MODALITY_IDS as MODALITY_IDS,

@@ -8,26 +8,17 @@ from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
 Change = Callable[[Image.Image, np.random.Generator], Image.Image]
 
 
-class ImageAugmentation:
-    """Mild random changes of position, colour and line to a drawing on white.
+def augment_image(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    """Mild random changes of position, colour and line to a drawing on white; an RGB image of the same size.
 
     Each picture is shifted, scaled and rotated a little, with colour jitter. Some pictures also become grey, blurred,
     posterised, outlined or a line drawing. None is mirrored, because names say left and right.
-
-    Args:
-        seed: Of its own random generator: the same calls give the same pictures.
     """
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        """Return a changed RGB image of the same size."""
-        image = _jitter_colour(_move(image.convert("RGB"), self._random), self._random)
-        for probability, change in _OCCASIONAL:
-            if self._random.random() < probability:
-                image = change(image, self._random)
-        return image
+    image = _jitter_colour(_move(image.convert("RGB"), random), random)
+    for probability, change in _OCCASIONAL:
+        if random.random() < probability:
+            image = change(image, random)
+    return image
 
 
 def _move(image: Image.Image, random: np.random.Generator) -> Image.Image:

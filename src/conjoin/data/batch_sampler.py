@@ -64,8 +64,8 @@ class RetrievalBatchSampler(Sampler[list[int]]):
                 + ("" if sources is None else " of one dataset")
                 + "; lower the batch size"
             )
-        rows = len(self._order(self._generator()))
-        if skipped := rows - batch_size * len(first):
+        rows = len(positives) if repeats is None else len(self._order(self._generator()))
+        if (skipped := rows - batch_size * len(first)) >= batch_size * processes:  # more than an unfilled last step
             logger.warning("%d of %d rows fill no batch and are skipped in this epoch", skipped, rows)
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from os import PathLike
+from typing import Any
 
 import datasets
 
@@ -52,13 +53,18 @@ def load_nli(
         del chosen["negative"]
     table, _ = open_source(source, split, streaming=False)
     require_columns(chosen.values(), list(table.column_names or ()))
-    rows = []
-    for number, row in enumerate(table.select_columns([*dict.fromkeys(chosen.values())])):
-        texts = {
-            part: check_text(row[column] or "", f"row {number}, column {column!r}") for part, column in chosen.items()
-        }
-        negatives = [texts.pop("negative")] if hard_negatives else []
-        rows.append({"id": str(number), **texts, "negatives": negatives, "target_modality": "text"})
-    if not rows:
+    texts: dict[str, list[Any]] = {
+        part: [check_text(text or "", f"row {number}, column {column!r}") for number, text in enumerate(table[column])]
+        for part, column in chosen.items()
+    }
+    count = len(texts["query"])
+    if not count:
         raise ValueError(f"{source!r:.200} is empty: it has no rows")
-    return datasets.Dataset.from_list(rows, features=NLI_FEATURES)
+    negatives = [[text] for text in texts.pop("negative")] if hard_negatives else [[]] * count
+    listed: dict[str, Any] = {
+        "id": [*map(str, range(count))],
+        **texts,
+        "negatives": negatives,
+        "target_modality": ["text"] * count,
+    }
+    return datasets.Dataset.from_dict(listed, features=NLI_FEATURES)

@@ -189,7 +189,8 @@ def _joined(cells: Sequence[pa.Array], columns: PairColumns) -> pa.Array:
     for name, each in zip((columns.text, *columns.joined), cells, strict=True):
         if not (is_kind(each.type, "string") or pa.types.is_null(each.type)):
             raise ValueError(f"column {name!r} holds {each.type}; several text columns are joined, which hold strings")
-    return pc.binary_join_element_wise(*(each.cast(pa.string()) for each in cells), " ", null_handling="skip")
+    rows = zip(*(each.to_pylist() for each in cells), strict=True)
+    return pa.array([" ".join(filter(None, row)) or None for row in rows], pa.string())
 
 
 class _Block(NamedTuple):

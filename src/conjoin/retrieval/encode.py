@@ -152,11 +152,6 @@ def _encoded(
     while True:
         start, ids, chunk = next(chunks, (0, [], []))
         known.see(ids, start)
-        if options.sync and start == 0 and len(ids) > 1 and ids == [str(number) for number in range(len(ids))]:
-            logger.warning(
-                "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
-                "(--id-column)"
-            )
         own = slice(rank * size, (rank + 1) * size)
         parts = encode_rows(start + own.start, ids[own], chunk[own], known, encoder, options)
         if world_size == 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 
+from conjoin.data.csv_files import ENCODING
 from conjoin.data.pairs import PairSource, open_pairs
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing.urls import ALLOW_URLS
@@ -92,7 +93,7 @@ def encode_on_ray(
         CollectionWriter(uri, make_encoder("cpu"), chosen, kept_types(reader.stream(stream, first))) as writer,
         progress(desc="encoding", unit="row", show=show_progress) as bar,
     ):
-        environment = {name: os.environ[name] for name in (ALLOW_URLS, ALLOW_ROOTS) if name in os.environ}
+        environment = {name: os.environ[name] for name in (ALLOW_URLS, ALLOW_ROOTS, ENCODING) if name in os.environ}
         listed = ray.data.from_items([{"task": task} for task in tasks], override_num_blocks=len(tasks))
         listed.context.target_max_block_size = 1  # what a worker gives at a time is a block
         listed.context.enable_progress_bars = False

@@ -14,7 +14,7 @@ from conjoin.data.row_checks import Skipped, UniqueIds, id_keys, require_unique
 from conjoin.data.row_images import row_item
 from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_parts
+from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.retrieval.collection_table import (
     ITEM_DIGEST,
     OWN_COLUMNS,
@@ -63,7 +63,7 @@ def _id(row: Row, name: str) -> str:
     id_ = row.get("id")
     if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
         raise ItemError(name, f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
-    return str(id_)
+    return check_unicode(str(id_), name)
 
 
 class KnownRows:
@@ -87,9 +87,9 @@ class KnownRows:
 
     def positions(self, ids: Sequence[str]) -> np.ndarray:
         """Where the table's rows of some ids stand in `states` and `digests`, `(N,)`; -1 for those that it has not."""
-        keys = id_keys(ids)
         if not len(self._keys):
-            return np.full(len(keys), -1)
+            return np.full(len(ids), -1)
+        keys = id_keys(ids)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[at] == keys, at, -1)
 
@@ -118,7 +118,7 @@ class Encoded(NamedTuple):
     """Some rows of a chunk.
 
     Attributes:
-        records: The new and the changed ones, with their numbers in the chunk.
+        records: The new and the changed ones, with their numbers in the data, as far as those are known.
         encoded: How many of them went through the model.
         unchanged: How many rows are in the table as they are in the data.
         skipped: Those that cannot be used.
@@ -170,7 +170,7 @@ def encode_rows(
             values["image"] = image_paths(parts["image"]) or None
             if options.keep_pictures:
                 values[PICTURE] = make_thumbnail(parts["image"], options.keep_pictures, name)
-        return index, values
+        return (start or 0) + index, values
 
     for index, row in enumerate(rows):
         try:
@@ -250,14 +250,6 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
             continue
         raise ItemError(name, f'"metadata" holds {column!r}; {problem}')
     return text | dict(kept)
-
-
-def kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
-    """The types of the kept columns, where the source knows them."""
-    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
-    kept = (features or {}).get("metadata")
-    schema = datasets.Features(kept).arrow_schema if isinstance(kept, dict) else ()
-    return {field.name: field.type for field in schema if not pa.types.is_null(field.type)}
 
 
 def to_table(records: Sequence[Record], dtype: str) -> pa.Table:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -111,10 +111,11 @@ class ItemEncoder:
             raise ValueError(f"dims must be at least 1, got {dims}")
         self.dims, self.load_options = dims, load_options
         self.model: Any = model
-        self.processor = cast(Any, copy.copy(processor) if isinstance(processor, OWN_PROCESSORS) else processor)
-        own_type = self.processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
+        self.processor: Any = processor
+        own_type = processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
         self.input_type = own_type if input_type is None else check_input_type(input_type)
         if own_type != "seq":  # several images are left as they are, since the encoder applies the input type
+            self.processor = copy.copy(processor)
             self.processor.input_type = "seq"
         self.batch_size = batch_size
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
@@ -198,7 +199,6 @@ class ItemEncoder:
         items: Sequence[Any],
         ids: Sequence[str] | None = None,
         show_progress: bool = False,
-        on_batch: Callable[[int], object] | None = None,
         *,
         on_unusable: Callable[[int, ItemError], object] | None = None,
         **options: Any,  # noqa: ANN401 - see `encode_batches`
@@ -209,7 +209,6 @@ class ItemEncoder:
             items: Strings, images (PIL, arrays or tensors), `{"text", "image"}` or chat messages, in any mix.
             ids: Names to report in error messages instead of positions.
             show_progress: Show a progress bar.
-            on_batch: Called with the number of items done after every batch.
             on_unusable: As for `encode_batches`; the vector of such an item is NaN.
             options: `prompt`, `prompt_name` and `role` of `encode_batches`.
 
@@ -229,8 +228,6 @@ class ItemEncoder:
                 if embeddings is not None:
                     embeddings[usable] = vectors
                 bar.update(len(chunk))
-                if on_batch is not None:
-                    on_batch(len(chunk))
         return np.full((len(items), self.dimension), np.nan, np.float32) if embeddings is None else embeddings
 
     def encode_batches(

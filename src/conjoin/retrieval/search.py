@@ -195,6 +195,8 @@ def weighted_parts(items: Sequence[Any], weights: Mapping[str, float]) -> list[t
         if not isinstance(item, Mapping) or not set(item) <= {"image", "text"}:
             raise ItemError(f"item {index}", 'only items {"text": ..., "image": ...} have parts to weight')
         given = [part for part, value in item.items() if value is not None]
+        if not given:
+            raise ItemError(f"item {index}", "has neither an image nor a text to weight")
         if missing := [part for part in given if part not in weights]:
             raise ItemError(f"item {index}", f"its {missing[0]} has no weight; the weights are {dict(weights)}")
         parts += [(index, part) for part in given]

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from datasets import Array2D, Array3D, List, Value
 from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainingArguments
 
-from conjoin.data import EpochRows, ImageAugmentation, name_rows
+from conjoin.data import EpochRows, augment_image, name_rows
 from conjoin.data.row_images import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
@@ -100,7 +101,7 @@ def cache_features(
         processor: Its processor.
         rows: Pairs: `image`, `text`, optionally `alternative_text` (a second text to draw from), `group` or `id`.
         folder: Where the files are kept.
-        copies: Stored versions of each image; the first is unchanged, the others are made by `ImageAugmentation`.
+        copies: Stored versions of each image; the first is unchanged, the others are made by `augment_image`.
         seed: Of the sampling in training.
         dtype: What the vision tower computes in.
         first_only: Always use the first version and the first text (for evaluation).
@@ -128,10 +129,10 @@ def cache_features(
     places = {text: place for place, text in enumerate(words)}
     text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
     inputs = processor(text=words).to(encoder.device)  # at once, so that all have one length
-    augment = ImageAugmentation(0)
+    random = np.random.default_rng(0)
 
     def changed(image: Any, name: str) -> Any:
-        return map_images(lambda one: augment(load_image(one, name)), image)
+        return map_images(lambda one: augment_image(load_image(one, name), random), image)
 
     def drawn() -> Iterator[tuple[int, list[list[Any]], list[str]]]:
         """Yield the first row of each batch, its images copy by copy, and the names of its rows.

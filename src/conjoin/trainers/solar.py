@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import datasets
+import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conjoin.constants import SOLAR_HEADS
-from conjoin.data import EpochRows, ImageAugmentation, load_training_pairs
+from conjoin.data import EpochRows, augment_image, load_training_pairs
 from conjoin.data.row_images import map_images
 from conjoin.data.training_rows import has_order
 from conjoin.losses import (
@@ -441,8 +442,8 @@ class SolarStage2Rows(EpochRows):
         mined: From the id of each row to those of its negatives, or a dataset with the columns `id` and `negatives`;
             None for no negatives.
         per_anchor: Negatives sampled per anchor; missing negatives are filled with the anchor and marked as absent.
-        augment: Makes the image of the augmented version, for which `CachedFeatures` use another stored copy; None for
-            rows without one.
+        augment: Makes the image of the augmented version, from an image and a random generator; `CachedFeatures` take
+            another stored copy. None for rows without one.
         seed: Seed of the sampling.
         candidates: The pairs, with an `id`, that the negatives were mined from; None for `rows`.
 
@@ -455,7 +456,7 @@ class SolarStage2Rows(EpochRows):
         rows: Any,
         mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
         per_anchor: int = 2,
-        augment: Callable[[Image.Image], Image.Image] | None = None,
+        augment: Callable[[Image.Image, np.random.Generator], Image.Image] | None = None,
         seed: int = 0,
         candidates: datasets.Dataset | None = None,
     ) -> None:
@@ -493,8 +494,9 @@ class SolarStage2Rows(EpochRows):
         if self.augment is not None and isinstance(self.rows, CachedFeatures):
             row["augmented"] = [self.rows.choose(index, 1 + int(torch.randint(2**31, (), generator=generator)))]
         elif self.augment is not None:
-            augment, name = self.augment, f"row {index} ({anchor.get('id', index)!r})"
-            image = map_images(lambda single: augment(load_image(single, name)), anchor["image"])
+            augment, random = self.augment, self.numpy_random(index)
+            name = f"row {index} ({anchor.get('id', index)!r})"
+            image = map_images(lambda single: augment(load_image(single, name), random), anchor["image"])
             text = anchor.get("alternative_text") or anchor["text"]
             row["augmented"] = [{**anchor, "image": image, "text": text}]
         return row
@@ -553,7 +555,7 @@ class SolarStage2Trainer(SolarTrainer):
 
     def prepare_rows(self, rows: Any, args: Any) -> Any:
         """Return the rows with mined negatives and augmented versions, if they are used."""
-        augment = ImageAugmentation(args.seed) if args.positive == "augmented" else None
+        augment = augment_image if args.positive == "augmented" else None
         if rows is None or isinstance(rows, SolarStage2Rows) or not (args.mined_per_anchor or augment):
             return rows
         if not has_order(rows):

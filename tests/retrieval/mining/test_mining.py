@@ -3,7 +3,6 @@ import shutil
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from datasets import Dataset, IterableDataset
 from PIL import Image
 
@@ -146,7 +145,6 @@ def test_an_anchor_may_be_left_without_negatives(tmp_path, caplog):
     same = [Miner("text", "one", "text", "text", duplicate_above=-1.0)]
     mined = mine(rows, tmp_path, same)
     assert all(mined[anchor] == [] for anchor in mined)
-    assert mined.draw("row0", 2, torch.Generator()) == []
     assert "6 of 6 anchors have no hard negative" in caplog.text
 
 
@@ -229,39 +227,16 @@ def test_streamed_rows(tmp_path, knows_its_columns):
     assert as_ranks(load_mined(tmp_path)) == naive(rows, MINERS, 4)
 
 
-class TestDraw:
+class TestMinedNegatives:
     @pytest.fixture(scope="class")
     @classmethod
     def mined(cls, tmp_path_factory):
         return mine(pairs(), tmp_path_factory.mktemp("mined"))
 
-    def test_equal_states_draw_equal_negatives(self, mined):
-        first = [mined.draw(anchor, 2, torch.Generator().manual_seed(3)) for anchor in mined]
-        again = [mined.draw(anchor, 2, torch.Generator().manual_seed(3)) for anchor in mined]
-        assert first == again
-        assert all(len(set(drawn)) == 2 for drawn in first)
-        assert all(set(drawn) <= set(mined[anchor]) for anchor, drawn in zip(mined, first, strict=True))
-
-    def test_draws_are_uniform(self, mined):
-        generator = torch.Generator().manual_seed(0)
-        negatives = mined["row0"]
-        counts = dict.fromkeys(negatives, 0)
-        for _ in range(3000):
-            for name in mined.draw("row0", 2, generator):
-                counts[name] += 1
-        expected = 6000 / len(negatives)
-        assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
-
-    def test_fewer_than_asked_for(self, mined):
-        assert sorted(mined.draw("row0", 1000, torch.Generator())) == sorted(mined["row0"])
-        assert mined.draw("row0", 0, torch.Generator()) == []
-        with pytest.raises(ValueError, match="n must be at least 0, got -1"):
-            mined.draw("row0", -1, torch.Generator())
-
     def test_an_unknown_anchor(self, mined):
         assert "nobody" not in mined
         with pytest.raises(KeyError, match="nobody"):
-            mined.draw("nobody", 2, torch.Generator())
+            mined["nobody"]
 
     def test_a_file_that_is_none(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"negatives\.parquet'.*no such file"):

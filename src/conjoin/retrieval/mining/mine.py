@@ -321,7 +321,9 @@ class _Names(NamedTuple):
 
     def digest(self, vectors: np.ndarray) -> str:
         """Equal for equal ids, groups and vectors."""
-        return hashlib.sha256(repr(tuple(self)).encode("utf-8", "surrogatepass") + vectors.tobytes()).hexdigest()
+        digest = hashlib.sha256(repr(tuple(self)).encode("utf-8", "surrogatepass"))
+        digest.update(np.ascontiguousarray(vectors).data)
+        return digest.hexdigest()
 
 
 def _item(rows: AnyDataset, view: str, index: int) -> Any:  # noqa: ANN401 - an item

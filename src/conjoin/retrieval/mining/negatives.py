@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, checksummed_path
 
@@ -60,24 +59,6 @@ class MinedNegatives(Mapping[str, list[str]]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def draw(self, anchor: str, n: int, generator: torch.Generator) -> list[str]:
-        """Draw `n` different negatives of an anchor, uniformly; all of them, in random order, if it has fewer.
-
-        Args:
-            anchor: Its id.
-            n: How many; two in the paper.
-            generator: Equal states give equal draws.
-
-        Raises:
-            ValueError: `n` is negative.
-            KeyError: Nothing was mined for this anchor.
-        """
-        if n < 0:
-            raise ValueError(f"n must be at least 0, got {n}")
-        negatives = self[anchor]
-        order = torch.randperm(len(negatives), generator=generator)[:n]
-        return [negatives[index] for index in order.tolist()]
 
 
 def load_mined(path: str | Path) -> MinedNegatives:

@@ -245,10 +245,10 @@ def _queries(
         case = Case(instruction, asked, [catalogue.ids[row] for row in shown], titles)
         query = {str(names[row]): {name: value} for row, (name, value) in zip(shown, asked, strict=True)}
         key = json.dumps(query, sort_keys=True)
-        if not all(judge(case) for judge in judges):
-            failed["rejected by a judge"] += 1
-        elif key in seen:
+        if key in seen:
             failed["drawn before"] += 1
+        elif not all(judge(case) for judge in judges):
+            failed["rejected by a judge"] += 1
         else:
             latest = number
             seen.add(key)
