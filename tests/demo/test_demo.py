@@ -33,7 +33,7 @@ def demo(few, out, *more):
 
 @pytest.mark.slow
 def test_demo(few, tmp_path, capsys):
-    results, report = demo(few, tmp_path / "demo", "--no-bf16")
+    results, report = demo(few, tmp_path / "demo", "--no-bf16", "--joint-encoder")
     assert len(results["scores"]) >= 18 and len(results["examples"]) == 9
     assert results["config"]["steps"] == 2 and results["seed"] == 0
     assert [len(curve["series"]) for curve in results["curves"]] == [1, 2]
@@ -50,6 +50,13 @@ def test_demo(few, tmp_path, capsys):
     assert printed.count(compared["title"]) == 1
     tables = printed[printed.index(results["tables"][0]["title"]) : printed.index("The model,")]
     assert max(map(len, tables.splitlines())) <= 100
+
+
+def test_a_joint_encoder_is_compared_only_if_asked_for(few, tmp_path):
+    results, _ = demo(few, tmp_path / "demo")
+    compared = results["tables"][-1]
+    assert compared["columns"] == ["", "this model", "frozen towers", "both adapters"]
+    assert "joint encoder" not in compared["note"]
 
 
 def test_files_that_no_demo_wrote_stay(tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ class Options:
     Args:
         out: Output folder.
         recipe: Another recipe, then without baselines (default: training_args/sample/demo.yaml).
+        joint_encoder: Also train a joint encoder on the same towers, and compare; doubles the time.
         bf16: Compute in bfloat16, or in float32 (default: as the recipe says; the sample's take what is faster here).
 
     Example:
@@ -25,6 +26,7 @@ class Options:
 
     out: str = "runs/demo"
     recipe: str | None = None
+    joint_encoder: bool = False
     bf16: bool | None = None
     overrides: list[str] = field(default_factory=list)
 
@@ -44,7 +46,7 @@ def run(options: Options) -> None:
     out = check_out(options.out)
     flags = ["--use_cpu", str(not torch.cuda.is_available()).lower(), *options.overrides]
     flags += [] if options.bf16 is None else ["--bf16", str(options.bf16).lower()]
-    results = run_sample(out, flags, _say, options.recipe)
+    results = run_sample(out, flags, _say, options.recipe, options.joint_encoder)
     results.usage = usage(str(out / "model"))
     results.save(out / "results.json")
     report = render_report(results, out / "report.html")

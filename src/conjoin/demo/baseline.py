@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 DEMO = "sample/demo.yaml"
 TOWERS = "frozen towers"
 VIEWS = ("image", "text", "fused")
-TRAINED = {"both adapters": (DEMO, ["--freeze", "null"]), "joint encoder": ("gcl/sample.yaml", [])}
-"""The recipe and the flags of each baseline that is trained."""
+BOTH = {"both adapters": (DEMO, ["--freeze", "null"])}
+JOINT: dict[str, tuple[str, list[str]]] = {"joint encoder": ("gcl/sample.yaml", [])}
+"""The recipe and the flags of the baselines that are trained; a joint encoder takes as long as all the rest."""
 DIRECTIONS = {
     "text → image, R@10": ("text", "image", "hit_rate@10"),
     "image → image, R@1": ("image", "image", "hit_rate@1"),
@@ -25,9 +26,10 @@ DIRECTIONS = {
 """Query, candidates and metric of each row of the comparison."""
 NOTE = (
     "All have the same towers, training pictures and names, loss and test. The frozen towers are this model before "
-    "training. This model keeps their text vectors and trains the adapter of the images; the next one trains the "
-    "adapters of both; the joint encoder has three attention layers over patches and words, all trained."
+    "training. This model keeps their text vectors and trains the adapter of the images; both adapters trains that of "
+    "the texts too"
 )
+WITH_JOINT = "; the joint encoder has three attention layers over patches and words, all trained"
 
 
 def compare_models(
@@ -37,6 +39,7 @@ def compare_models(
     results: "Results",
     flags: Sequence[str],
     folder: Path,
+    joint_encoder: bool = False,
 ) -> "Table":
     """Train the baselines and compare them with the model of the demo.
 
@@ -47,6 +50,7 @@ def compare_models(
         results: Of that model.
         flags: Of the demo's recipe; they apply to the baselines too.
         folder: Where the baselines and the features of the test pictures go.
+        joint_encoder: Also train a joint encoder.
     """
     from conjoin.evaluation import Table
     from conjoin.trainers import cache_features, load_recipe, recipe_folder, train
@@ -59,7 +63,7 @@ def compare_models(
         for name, each in zip(("queries", "gallery"), rows, strict=True)
     ]
     models = {TOWERS: recipe(DEMO).model.load()[0].to(trainer.args.device)}
-    for name, (path, more) in TRAINED.items():
+    for name, (path, more) in (BOTH | JOINT if joint_encoder else BOTH).items():
         output = str(folder / name.replace(" ", "-"))
         models[name] = train(recipe(path, *more, "--output_dir", output, "--overwrite")).encoder
     named_twice = torch.tensor([name is not None for name in rows[1]["alternative_text"]])
@@ -68,7 +72,8 @@ def compare_models(
         *(_score(model, test, named_twice) for model in models.values()),
     ]
     table = [[name, *metrics] for name, *metrics in zip(DIRECTIONS, *columns, strict=True)]
-    return Table("Compared on the same towers", ["", "this model", *models], table, NOTE)
+    note = NOTE + (WITH_JOINT if joint_encoder else "") + "."
+    return Table("Compared on the same towers", ["", "this model", *models], table, note)
 
 
 def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metric"]:  # noqa: ANN401

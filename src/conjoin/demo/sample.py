@@ -39,7 +39,9 @@ _THUMBNAIL = 128
 NAMES = {"image": "image", "text": "text", "image+text": "image + text"}
 
 
-def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], recipe: str | None = None) -> Results:
+def run_sample(
+    out: Path, flags: Sequence[str], say: Callable[[str], None], recipe: str | None = None, joint_encoder: bool = False
+) -> Results:
     """Train a model on the sample, and encode, search and evaluate a held-out gallery.
 
     Args:
@@ -47,6 +49,7 @@ def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], reci
         flags: Replace values of the recipe, such as `["--max_steps", "100"]`.
         say: Announces a step.
         recipe: A recipe (default: the sample's).
+        joint_encoder: Also compare with a joint encoder on the same towers.
 
     Raises:
         ValueError: A folder of collections holds something else; and as training.
@@ -78,7 +81,7 @@ def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], reci
     results = _results(trainer, scores, examples)
     if recipe is None:
         folder = out / "baselines"
-        results.tables.append(compare_models(trainer, encoder.processor, rows, results, flags, folder))
+        results.tables.append(compare_models(trainer, encoder.processor, rows, results, flags, folder, joint_encoder))
     return results
 
 
