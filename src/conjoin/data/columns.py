@@ -270,6 +270,11 @@ def is_kind(kind: pa.DataType, name: str) -> bool:
     return str(kind) in (name, f"large_{name}", f"{name}_view")
 
 
+def is_list(cells: Any) -> bool:
+    """Whether a column of Arrow holds lists."""
+    return pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)
+
+
 def element_of(feature: Any) -> Any:
     """Return what a list holds; None if the feature is no list."""
     return feature.feature if isinstance(feature, datasets.List | datasets.LargeList) else None

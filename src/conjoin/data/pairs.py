@@ -3,10 +3,9 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -24,6 +23,7 @@ from conjoin.data.columns import (
     holds_images,
     image_column,
     is_kind,
+    is_list,
     read_number,
     require_columns,
     undecoded as undecoded,
@@ -156,9 +156,8 @@ def open_pairs(
     chosen = chosen._replace(joined=tuple(joined) if chosen.text else ())
     metadata = choose_metadata(keep, list(first), dataset.features)
     is_csv = isinstance(source, str | Path) and table_suffix(Path(source)) in (".csv", ".tsv")
-    reader = PairReader(chosen, RowImages(folder, image_folders(source, folder)), skip, metadata)
-    reader.csv = Path(str(source)).expanduser() if is_csv else None
-    return dataset, first, reader
+    csv = Path(str(source)).expanduser() if is_csv else None
+    return dataset, first, PairReader(chosen, RowImages(folder, image_folders(source, folder)), skip, metadata, csv)
 
 
 def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:
@@ -184,39 +183,6 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
     return pairs
 
 
-def _joined(cells: Sequence[pa.Array], columns: PairColumns) -> pa.Array:
-    """Return the texts of several columns as one for each row; a missing text leaves no space."""
-    for name, each in zip((columns.text, *columns.joined), cells, strict=True):
-        if not (is_kind(each.type, "string") or pa.types.is_null(each.type)):
-            raise ValueError(f"column {name!r} holds {each.type}; several text columns are joined, which hold strings")
-    rows = zip(*(each.to_pylist() for each in cells), strict=True)
-    return pa.array([" ".join(filter(None, row)) or None for row in rows], pa.string())
-
-
-class _Block(NamedTuple):
-    """Some rows that are read and checked.
-
-    Attributes:
-        ids: Of each row.
-        files: The image files of each row as one text; None where an image has bytes or no path.
-        images: A list of images of each row; None if they are not read or have their bytes in the table.
-        groups: Of each row; None without.
-        metadata: The kept columns.
-        owners: The row of each pair, ascending.
-        texts: Of each pair; None if they are not read.
-        problems: Why rows cannot be used.
-    """
-
-    ids: list[str]
-    files: list[str | None]
-    images: pa.Array | None
-    groups: pa.Array | None
-    metadata: dict[str, pa.Array]
-    owners: np.ndarray
-    texts: pa.Array | None
-    problems: dict[int, ItemError]
-
-
 class PairReader:
     """Reads rows as pairs.
 
@@ -225,15 +191,14 @@ class PairReader:
         images: Checks the images.
         skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
         metadata: Further columns, as `choose_metadata` gives them.
-
-    Attributes:
         csv: The CSV file of the rows, if they are of one.
     """
 
-    def __init__(self, columns: PairColumns, images: RowImages, skip: bool, metadata: Mapping[str, str]) -> None:
-        self.columns, self.images, self.skip, self.metadata = columns, images, skip, metadata
-        self.csv: Path | None = None
-        self._odd: Counter[str] = Counter()
+    def __init__(
+        self, columns: PairColumns, images: RowImages, skip: bool, metadata: Mapping[str, str], csv: Path | None
+    ) -> None:
+        self.columns, self.images, self.skip, self.metadata, self.csv = columns, images, skip, metadata, csv
+        self._warned: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -242,75 +207,101 @@ class PairReader:
         read = (columns.picture, columns.text, *columns.joined, columns.id, columns.group, *self.metadata)
         return list(dict.fromkeys(name for name in read if name is not None))
 
-    def read(self, table: pa.Table, number: Callable[[int], int | str]) -> _Block:
+    def read(
+        self, table: pa.Table, numbers: Sequence[int], stored_images: bool = False
+    ) -> tuple[pa.Table, dict[int, ItemError]]:
         """Read and check rows.
 
         Args:
             table: With the columns `names`.
-            number: The number of a row by its place.
+            numbers: Of the rows in the data.
+            stored_images: Whether the images stay where they are: the result has none.
 
+        Returns:
+            A row for each pair, with the number of its `row`, its `id`, and where they are read `image`, `text`,
+            `group`, `metadata`, and `file`, a key that rows of one image file share; and why rows cannot be used, by
+            their numbers.
         """
-        columns, count = self.columns, len(table)
+        columns = self.columns
         cells = {name: _combined(table[name]) for name in self.names}
-        if columns.text and columns.text not in self.metadata:
-            cells[columns.text] = without_json(cells[columns.text])
         problems: dict[int, ItemError] = {}
-        ids = [str(number(row)) for row in range(count)]
+        ids = [str(number) for number in numbers]
         if columns.id:
-            for row, row_id in enumerate(as_names(cells[columns.id], columns.id).to_pylist()):
-                ids[row] = row_id or f"row {number(row)}"
-                if row_id is None:
-                    problems[row] = ItemError(f"row {number(row)}", "the id is missing")
+            known = as_names(cells[columns.id], columns.id)
+            ids = [name or f"row {number}" for name, number in zip(known.to_pylist(), numbers, strict=True)]
+            missing = [numbers[row] for row in np.flatnonzero(pc.is_null(known)).tolist()]
+            problems |= {number: ItemError(f"row {number}", "the id is missing") for number in missing}
 
-        def attempt(row: int, check: Callable[[str], Any]) -> Any:
+        def attempt(row: int, check: Callable[..., Any], *values: Any) -> Any:
+            """Return what `check(*values, name of the row)` returns, or None after a problem."""
             try:
-                return check(row_name(number(row), ids[row]))
+                return check(*values, row_name(numbers[row], ids[row]))
             except ItemError as error:
-                problems.setdefault(row, error)
+                problems.setdefault(numbers[row], error)
                 return None
 
-        metadata = {name: self._kept(name, mark, cells[name], attempt) for name, mark in self.metadata.items()}
-        owners, texts, groups = np.arange(count), None, None
+        rows: dict[str, pa.Array] = {"row": pa.array(numbers, pa.int64()), "id": pa.array(ids, pa.string())}
+        if self.metadata:
+            kept = [self._kept(name, mark, cells[name], attempt) for name, mark in self.metadata.items()]
+            rows["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata])
+        owners, texts = pa.array(range(len(ids))), None
         if columns.text:
-            if columns.joined:
-                cells[columns.text] = _joined([cells[name] for name in (columns.text, *columns.joined)], columns)
-            owners, texts = self._texts(cells[columns.text], attempt)
-        images, counts, files = self._images(cells, attempt, count)
+            several = [without_json(cells[name]) for name in (columns.text, *columns.joined)]
+            written = self._joined(several) if columns.joined else several[0]
+            owners, texts = self._texts(written, attempt)
+            if is_list(written):
+                rows["group"] = rows["id"]
         if columns.group:
             groups = self._class_names(cells[columns.group]) if columns.group == columns.text else cells[columns.group]
-            groups = as_names(groups, columns.group)
-        elif columns.text and _is_list(cells[columns.text]):
-            groups = pa.array(ids)
-        if texts is not None and counts and pc.any(pc.match_substring(texts, PLACEHOLDER)).as_py():
-            for row, text in zip(owners.tolist(), texts.to_pylist(), strict=True):
-                if row in counts and text is not None and PLACEHOLDER in text:
-                    attempt(row, partial(check_placeholders, text, counts[row]))
-        if problems:  # one pair for a row that cannot be used
-            kept = (np.diff(owners, prepend=-1) > 0) | ~np.isin(owners, list(problems))
-            owners, texts = owners[kept], texts if texts is None else texts.filter(pa.array(kept))
-        return _Block(ids, files, images, groups, metadata, owners, texts, problems)
+            rows["group"] = as_names(groups, columns.group)
+        if columns.picture:
+            images, files, counts = self._images(without_json(cells[columns.picture]), attempt)
+            named = zip(ids, files, strict=True)
+            rows["file"] = pa.array(id_keys(row_id if file is None else f"file {file}" for row_id, file in named))
+            if columns.image and not stored_images:
+                rows["image"] = images
+            if counts and texts is not None:
+                for place in np.flatnonzero(pc.match_substring(texts, PLACEHOLDER)).tolist():
+                    row = owners[place].as_py()
+                    attempt(row, check_placeholders, texts[place].as_py(), counts[row])
+        pairs = pa.table({name: values.take(owners) for name, values in rows.items()})
+        if texts is not None:
+            pairs = pairs.append_column("text", texts)
+        if problems and len(pairs) > len(table):  # one pair for a row that cannot be used
+            read = pairs["row"].to_numpy()
+            pairs = pairs.filter(pa.array((np.diff(read, prepend=-1) != 0) | ~np.isin(read, list(problems))))
+        return pairs, problems
 
-    def _texts(self, cells: pa.Array, attempt: "_Attempt") -> tuple[np.ndarray, pa.Array]:
+    def _joined(self, cells: Sequence[pa.Array]) -> pa.Array:
+        """Return the texts of several columns as one for each row; a missing text leaves no space."""
+        for name, each in zip((self.columns.text, *self.columns.joined), cells, strict=True):
+            if not (is_kind(each.type, "string") or pa.types.is_null(each.type)):
+                raise ValueError(
+                    f"column {name!r} holds {each.type}; several text columns are joined, which hold strings"
+                )
+        rows = zip(*(each.to_pylist() for each in cells), strict=True)
+        return pa.array([" ".join(filter(None, row)) or None for row in rows], pa.string())
+
+    def _texts(self, cells: pa.Array, attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array]:
         """Return the row and the text of each pair."""
-        owners = np.arange(len(cells))
-        if _is_list(cells):
-            lengths = pc.fill_null(pc.list_value_length(cells), 0).to_numpy()
-            for row in np.flatnonzero(lengths == 0).tolist():
-                attempt(row, partial(_refuse, "the list of texts is empty"))
-            owners = np.repeat(owners, np.maximum(lengths, 1))
-            is_empty = lengths[owners] == 0
-            places = np.zeros(len(owners), dtype=np.int64)
-            places[~is_empty] = np.arange(lengths.sum())
-            cells = pc.list_flatten(cells).take(pa.array(places, mask=is_empty))
+        owners = pa.array(range(len(cells)))
+        if is_list(cells):
+            is_empty = pc.equal(pc.fill_null(pc.list_value_length(cells), 0), 0)
+            for row in np.flatnonzero(is_empty).tolist():
+                attempt(row, _refuse, "the list of texts is empty")
+            cells = pc.if_else(is_empty, pa.scalar([None], cells.type), cells)
+            owners, cells = pc.list_parent_indices(cells), pc.list_flatten(cells)
         texts = self._class_names(cells)
         is_bad = pa.array([True] * len(texts))
         if is_kind(texts.type, "string"):
             texts = texts.cast(pa.string())
             is_bad = pc.or_kleene(pc.is_null(texts), pc.equal(pc.utf8_trim_whitespace(texts), ""))
         for place in np.flatnonzero(is_bad).tolist():
-            text = texts[place].as_py()
-            check = partial(_refuse, "the text is missing") if text is None else partial(check_text, text)
-            attempt(int(owners[place]), check)
+            text, row = texts[place].as_py(), owners[place].as_py()
+            if text is None:
+                attempt(row, _refuse, "the text is missing")
+            else:
+                attempt(row, check_text, text)
         return owners, texts if texts.type == pa.string() else pa.nulls(len(texts), pa.string())
 
     def _class_names(self, cells: pa.Array) -> pa.Array:
@@ -320,94 +311,90 @@ class PairReader:
         return pa.array(self.columns.label.names).take(pc.if_else(pc.less(cells, 0), None, cells))
 
     def _images(
-        self, table: Mapping[str, pa.Array], attempt: "_Attempt", count: int
-    ) -> tuple[pa.Array | None, dict[int, int], list[str | None]]:
-        """Check images.
+        self, cells: pa.Array, attempt: Callable[..., Any]
+    ) -> tuple[pa.Array, list[str | None], Sequence[int]]:
+        """Check the images of rows.
 
         Returns:
-            Structs of bytes and path, or lists of them, or None; how many images the rows with a list have; and the
-            files of each row as one text, None where an image has bytes or no path.
+            The images, or lists of them if a row has a list; the files of each row as one text, None where an image
+            has bytes or no path; and how many images each row has, if there are lists that are read.
         """
-        columns = self.columns
-        files: list[str | None] = [None] * count
-        if columns.picture is None:
-            return None, {}, files
-        cells = without_json(table[columns.picture])
-        is_list = _is_list(cells)
-        flat = pc.list_flatten(cells) if is_list else cells
-        if not (pa.types.is_struct(flat.type) or is_kind(flat.type, "binary") or is_kind(flat.type, "string")):
-            if columns.image is None or pa.types.is_null(flat.type):
-                flat = pa.nulls(len(flat), pa.string())
+        wanted = self.columns.image is not None
+        if is_kind(cells.type, "string"):  # a cell of a CSV may hold several
+            listed = [listed_images(cell) for cell in cells.to_pylist()]
+            if any(isinstance(each, list) for each in listed):
+                listed = [each if isinstance(each, list) else [each] for each in listed]
+                cells = pa.array(listed, pa.list_(pa.string()))
             else:
-                kind = datasets.Features.from_arrow_schema(pa.schema({"x": cells.type}))["x"]
-                raise ValueError(
-                    f"column {columns.picture!r} holds {kind}; expected images, image bytes, paths or URLs"
-                )
-        if is_kind(flat.type, "binary"):
-            flat = pa.StructArray.from_arrays(
-                [flat.cast(pa.binary()), pa.nulls(len(flat), pa.string())], ["bytes", "path"]
+                cells = pa.array(listed, pa.string())
+        lengths = pc.fill_null(pc.list_value_length(cells), 0).to_numpy() if is_list(cells) else None
+        flat = cells if lengths is None else pc.list_flatten(cells)
+        count = len(flat)
+        check: Callable[..., Any] = self.images.check_path
+        if is_kind(flat.type, "string"):
+            check, has_bytes, data, paths = self.images.resolve, pa.array([False] * count), pa.nulls(count), flat
+        elif is_kind(flat.type, "binary"):
+            has_bytes, data, paths = flat.is_valid(), flat, pa.nulls(count)
+        elif pa.types.is_struct(flat.type):
+            data = flat.field("bytes")
+            has_bytes = pc.and_(flat.is_valid(), data.is_valid())
+            paths = pc.if_else(has_bytes, None, flat.field("path"))
+        elif not wanted or pa.types.is_null(flat.type):
+            has_bytes, data, paths = pa.array([False] * count), pa.nulls(count), pa.nulls(count)
+        else:
+            kind = datasets.Features.from_arrow_schema(pa.schema({"x": cells.type}))["x"]
+            raise ValueError(
+                f"column {self.columns.picture!r} holds {kind}; expected images, image bytes, paths or URLs"
             )
-        if not pa.types.is_struct(flat.type):
-            return self._paths(cells.to_pylist(), is_list, attempt)
-        data = flat.field("bytes")
-        has_bytes = pc.and_(flat.is_valid(), data.is_valid())
-        paths = pc.if_else(has_bytes, None, flat.field("path"))
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(cells), 0)) if is_list else np.arange(1, count + 1)
+        ends = np.arange(1, count + 1) if lengths is None else np.cumsum(lengths)
         starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-        for row in np.flatnonzero(starts == ends).tolist() if columns.image else ():
-            attempt(row, partial(self.images.check, None))
+        failed = set()
+        for row in np.flatnonzero(starts == ends).tolist() if wanted else ():
+            attempt(row, check, None)
+            failed.add(row)
+        names: list[Any] = paths.to_pylist()
+        files: list[str | None] = [None] * len(cells)
         unread = np.flatnonzero(pc.invert(has_bytes))
         for place, row in zip(unread.tolist(), np.searchsorted(ends, unread, "right").tolist(), strict=True):
-            if columns.image:
-                attempt(row, partial(self.images.check, {"bytes": None, "path": paths[place].as_py()}))
-            if starts[row] == place and (names := paths[place : ends[row]].to_pylist()) and all(names):
-                files[row] = "\n".join(map(self.images.absolute, names))
-        images = pa.StructArray.from_arrays([data.cast(pa.binary()), paths], ["bytes", "path"])
-        if is_list:
-            offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
-            images = pa.ListArray.from_arrays(offsets, images, mask=pc.is_null(cells))
-        lengths = dict(enumerate((ends - starts).tolist())) if is_list else {}
-        return images if columns.image else None, lengths, files
+            if starts[row] == place and all(names[place : ends[row]]):
+                files[row] = "\n".join(map(self.images.absolute, names[place : ends[row]]))
+            if wanted:
+                names[place] = attempt(row, check, names[place])
+                if names[place] is None:
+                    failed.add(row)
+        is_null = pa.array(np.isin(np.arange(len(cells)), list(failed)))
+        parts = [data.cast(pa.binary()), pa.array(names, pa.string())]
+        if lengths is None:
+            return pa.StructArray.from_arrays(parts, ["bytes", "path"], mask=is_null), files, ()
+        offsets = pa.array(np.concatenate([starts, ends[-1:]]), pa.int32())
+        images = pa.StructArray.from_arrays(parts, ["bytes", "path"])
+        return pa.ListArray.from_arrays(offsets, images, mask=is_null), files, lengths.tolist() if wanted else ()
 
-    def _paths(
-        self, cells: Sequence[Any], is_list: bool, attempt: "_Attempt"
-    ) -> tuple[pa.Array | None, dict[int, int], list[str | None]]:
-        """Check images by their paths and URLs, as `_images`."""
-        files: list[str | None] = []
-        images: list[Any] = []
-        counts: dict[int, int] = {}
-        for row, cell in enumerate(cells):
-            listed = listed_images(cell)
-            several = listed if isinstance(listed, list) else [listed]
-            if isinstance(listed, list):
-                counts[row] = len(listed)
-            files.append("\n".join(map(self.images.absolute, several)) if several and all(several) else None)
-            checked = attempt(row, partial(self.images.check, listed)) if self.columns.image else None
-            several = checked if isinstance(checked, list) else [checked]
-            images.append(None if checked is None else [{"bytes": None, "path": path} for path in several])
-        if self.columns.image is None:
-            return None, {}, files
-        if not is_list and not counts:
-            images = [None if each is None else each[0] for each in images]
-        return pa.array(images, _IMAGES if is_list or counts else _IMAGE), counts, files
-
-    def _kept(self, name: str, mark: str, cells: pa.Array, attempt: "_Attempt") -> pa.Array:
+    def _kept(self, name: str, mark: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
         """Return the values of a kept column."""
         if not mark:
             return without_nan(cells)
         numbers: list[float | None] = []
         for row, value in enumerate(cells.to_pylist()):
             try:
-                numbers.append(read_number(value, f"row {row}", name, mark))
+                numbers.append(read_number(value, "", name, mark))
             except ItemError as error:
                 numbers.append(None)
-                if self.skip:
-                    self._odd[name] += 1
-                    if self._odd[name] == 1:
-                        logger.warning("%s; it is no value, and so are others that are no numbers", error.message)
-                else:
-                    attempt(row, partial(_refuse, error.message))
+                if not self.skip:
+                    attempt(row, _refuse, error.message)
+                elif name not in self._warned:
+                    self._warned.add(name)
+                    logger.warning("%s; it is no value, and so are others that are no numbers", error.message)
         return pa.array(numbers, pa.float64())
+
+    def _features(self, names: Iterable[str], known: Mapping[str, Any], several_images: bool) -> datasets.Features:
+        """Return the columns of the result."""
+        special = {"image": datasets.List(IMAGE) if several_images else IMAGE}
+        special["metadata"] = {
+            name: datasets.Value("float64") if mark else known[name] for name, mark in self.metadata.items()
+        }
+        wanted = set(names)
+        return datasets.Features({name: special.get(name, _TEXT) for name in PAIR_COLUMNS if name in wanted})
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
         """Read all rows, and join what was read with the texts and images that stay unchanged on disk.
@@ -416,93 +403,74 @@ class PairReader:
             ItemError: Rows cannot be used, and such rows are not skipped; it is that of the first.
         """
         columns, count = self.columns, len(dataset)
-        stays = columns.text is not None and not columns.joined and dataset.features[columns.text] == _TEXT
-        has_images = columns.image is not None and holds_images(dataset.features[columns.image])
+        stored_text = columns.text is not None and not columns.joined and dataset.features[columns.text] == _TEXT
+        stored_images = columns.image is not None and holds_images(dataset.features[columns.image])
         table = dataset.select_columns(self.names).with_format("arrow")
         problems: dict[int, ItemError] = {}
-        keys, file_keys, pairs = [], [], []
-        chunks: dict[str, list[pa.Array]] = {name: [] for name in ("ids", "groups", "images", "texts")}
+        keys, blocks = [], []
         for start in range(0, count, _ROWS_AT_ONCE):
-            rows = range(start, min(start + _ROWS_AT_ONCE, count))
-            block = self.read(table[rows.start : rows.stop], rows.__getitem__)
-            problems |= {start + row: error for row, error in block.problems.items()}
-            keys.append(id_keys(block.ids))
-            if columns.picture:
-                named = zip(block.ids, block.files, strict=True)
-                file_keys.append(id_keys(row_id if file is None else f"file {file}" for row_id, file in named))
-            pairs.append(start + block.owners)
-            read = {"ids": pa.array(block.ids, pa.string()), "groups": block.groups}
-            read |= {f"kept {name}": values for name, values in block.metadata.items()}
-            read |= {"images": None if has_images else block.images, "texts": None if stays else block.texts}
-            for name, values in read.items():
-                if values is not None:
-                    chunks.setdefault(name, []).append(values)
-        found = {name: pa.chunked_array(parts) for name, parts in _alike(chunks).items() if parts}
-        owners = np.concatenate(pairs)
+            numbers = range(start, min(start + _ROWS_AT_ONCE, count))
+            block, found = self.read(table[start : numbers.stop], numbers, stored_images)
+            problems |= found
+            is_first = pa.array(np.diff(block["row"].to_numpy(), prepend=-1) != 0)
+            keys.append(id_keys(block["id"].filter(is_first).to_pylist()))
+            blocks.append(block.drop_columns("text") if stored_text else block)
+        several_images = "image" in blocks[0].column_names and any(is_list(each["image"]) for each in blocks)
+        if several_images:
+            blocks = [_with_lists(block) for block in blocks]
+        pairs = pa.concat_tables(blocks)
         repeats = _repeats(np.concatenate(keys))
         copies = _same_images(dataset, columns.picture, repeats)
+        if copies and columns.text is None:
+            pairs = pairs.filter(pa.array(~np.isin(pairs["row"], list(copies))))
+        owners, ids = pairs["row"].to_numpy(), pairs["id"]
         if repeats:
-            ids = found["ids"].to_pylist()
-            self._check_repeats({row: first for row, first in repeats.items() if row not in copies}, ids, problems)
-            found["ids"] = pa.chunked_array([pa.array(ids)])
-            if columns.text is None:
-                owners = owners[~np.isin(owners, list(copies))]
+            ids = self._note_repeats(repeats, copies, owners, ids, problems)
         if problems and not self.skip:
             raise counted([problems[row] for row in sorted(problems)], count)
-        if "groups" not in found and columns.picture:
-            _, first, places = np.unique(np.concatenate(file_keys), return_index=True, return_inverse=True)
-            if len(np.unique(places[owners])) < len(owners):
-                found["groups"] = found["ids"].take(pa.array(first[places]))
-        is_plain = len(owners) == count
-        made = {
-            name: values if is_plain or name == "texts" else values.take(pa.array(owners))
-            for name, values in found.items()
-        }
-        ids = made["ids"]
-        if not is_plain or len(copies):
+        made = {name: pairs[name] for name in pairs.column_names if name in PAIR_COLUMNS}
+        if "group" not in made and columns.picture:
+            files, first, places = np.unique(pairs["file"], return_index=True, return_inverse=True)
+            if len(files) < len(owners):
+                made["group"] = ids.take(pa.array(first[places]))
+        if len(owners) != count or copies:
             ids = pa.array(number_pairs(ids.to_pylist()))
-            if len(_repeats(id_keys(ids.to_pylist()))):
+            if len(pc.unique(ids)) < len(ids):
                 raise ItemError("the data", "an id is that of another row with # and a number; ids must be unique")
-        result = self._dataset({**made, "ids": ids}, owners, problems, dataset.features)
-        if stays:
+        made["id"] = ids
+        if self.skip:
+            made["problem"] = _reasons(problems, owners.tolist())
+        features = self._features(made, dataset.features, several_images)
+        stored = datasets.table.InMemoryTable(pa.table({name: made[name] for name in features}))
+        result = datasets.Dataset(stored, info=datasets.DatasetInfo(features=features))
+        if stored_text:
             result = _beside(result, dataset.select_columns(columns.text).rename_columns({columns.text: "text"}))
-        if has_images:
+        if stored_images:
             images = image_column(dataset, str(columns.image))
-            result = _beside(result, images) if is_plain else join_pairs(images, owners, result)
+            result = _beside(result, images) if len(owners) == count else join_pairs(images, owners, result)
         return result.select_columns([name for name in PAIR_COLUMNS if name in result.column_names])
 
-    def _dataset(
-        self, made: dict[str, Any], owners: np.ndarray, problems: Mapping[int, ItemError], known: Mapping[str, Any]
-    ) -> datasets.Dataset:
-        """Return what was read of the pairs as a dataset."""
-        own = {part: made[f"{part}s"] for part in ("id", "image", "text", "group") if f"{part}s" in made}
-        if self.skip:
-            own["problem"] = pa.array(
-                [str(problems[row]) if row in problems else None for row in owners.tolist()], pa.string()
-            )
-        features = {name: IMAGE if name == "image" else _TEXT for name in own}
-        if "image" in own and _is_list(own["image"]):
-            features["image"] = datasets.List(IMAGE)
-        if self.metadata:
-            kept = [_combined(made[f"kept {name}"]) for name in self.metadata]
-            own["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata])
-            features["metadata"] = self._kept_features(known)
-        info = datasets.DatasetInfo(features=datasets.Features(features))
-        return datasets.Dataset(datasets.table.InMemoryTable(pa.table(own)), info=info)
-
-    def _kept_features(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: datasets.Value("float64") if mark else known[name] for name, mark in self.metadata.items()}
-
-    def _check_repeats(self, repeats: Mapping[int, int], ids: list[str], problems: dict[int, ItemError]) -> None:
-        """Note the rows that repeat the id of an earlier one with another image, and give them ids of their own."""
-        lines = [line for line, _ in csv_rows(self.csv)][1:] if self.csv and repeats else None
+    def _note_repeats(
+        self,
+        repeats: Mapping[int, int],
+        copies: Collection[int],
+        owners: np.ndarray,
+        ids: pa.ChunkedArray,
+        problems: dict[int, ItemError],
+    ) -> pa.Array:
+        """Note the rows that repeat the id of an earlier one with another image; returns ids of their own for them."""
+        named = ids.to_pylist()
+        lines = [line for line, _ in csv_rows(self.csv)][1:] if self.csv else None
         for row, first in repeats.items():
-            where = f"rows {first} and {row}" if lines is None else f"lines {lines[first]} and {lines[row]}"
-            problems[row] = ItemError(
-                f"row {row}",
-                f"the id {ids[row]!r} occurs twice, in {where}; {'the first is kept' if self.skip else _UNIQUE}",
-            )
-            ids[row] = f"{ids[row]}#{row}"
+            if row not in copies:
+                where = f"rows {first} and {row}" if lines is None else f"lines {lines[first]} and {lines[row]}"
+                places = range(*np.searchsorted(owners, [row, row + 1]))
+                remedy = "the first is kept" if self.skip else _UNIQUE
+                problem = f"the id {named[places[0]]!r} occurs twice, in {where}; {remedy}"
+                problems[row] = ItemError(f"row {row}", problem)
+                for place in places:
+                    named[place] += f"#{row}"
+        return pa.array(named, pa.string())
 
     def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
         """Read rows when they are used.
@@ -517,54 +485,35 @@ class PairReader:
             or element_of(known.get(name or "")) is not None
             for part, name in (("image", columns.image), ("text", columns.text))
         }
-        wanted = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.skip}
-        features = dict.fromkeys((name for name in PAIR_COLUMNS if wanted.get(name)), _TEXT)
-        if columns.image:
-            features["image"] = datasets.List(IMAGE) if several["image"] else IMAGE
-        if self.metadata:
-            features["metadata"] = self._kept_features(known)
-        schema = datasets.Features(features).arrow_schema
-
-        types = dataset.select_columns(self.names).features.arrow_schema
+        wanted = columns._asdict() | {"id": True, "group": columns.group or several["text"]}
+        wanted |= {"problem": self.skip, "metadata": self.metadata}
+        features = self._features([name for name in wanted if wanted[name]], known, several["image"])
+        rows = dataset.select_columns(self.names)
+        types = rows.features.arrow_schema
 
         def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
             table = pa.table([_typed(batch[field.name], field.type) for field in types], schema=types)
-            block = self.read(table, numbers.__getitem__)
-            if block.problems and not self.skip:
-                raise block.problems[min(block.problems)]
-            if len(block.owners) > len(table) and not several["text"]:
-                row = int(block.owners[np.flatnonzero(np.diff(block.owners) == 0)[0]])
-                raise ValueError(f"row {numbers[row]}: several texts, but the rows before have one each")
-            return self._table(block, schema).to_pydict()
+            pairs, problems = self.read(table, numbers)
+            if problems and not self.skip:
+                raise problems[min(problems)]
+            owners = pairs["row"].to_pylist()
+            if len(pairs) > len(table) and not several["text"]:
+                row = next(row for row, count in Counter(owners).items() if count > 1)
+                raise ValueError(f"row {row}: several texts, but the rows before have one each")
+            if several["image"]:
+                pairs = _with_lists(pairs)
+            elif columns.image and is_list(pairs["image"]):
+                raise ValueError("a row has several images, but the first row has one")
+            made = {name: pairs[name] for name in pairs.column_names}
+            made["id"] = pa.array(number_pairs(pairs["id"].to_pylist(), owners), pa.string())
+            made["problem"] = _reasons(problems, owners)
+            none = pa.nulls(len(pairs))  # no group, as no text of these rows is a list
+            return pa.table({name: made.get(name, none) for name in features}).cast(features.arrow_schema).to_pydict()
 
-        rows = dataset.select_columns(self.names)
         return rows.map(
             read, with_indices=True, batched=True, batch_size=_STREAMED_AT_ONCE, remove_columns=self.names,
-            features=datasets.Features(features),
+            features=features,
         )  # fmt: skip
-
-    def _table(self, block: _Block, schema: pa.Schema) -> pa.Table:
-        """Return the pairs of a block."""
-        rows, owners = block.owners.tolist(), pa.array(block.owners)
-        columns: dict[str, Any] = {"id": pa.array(number_pairs([block.ids[row] for row in rows], rows), pa.string())}
-        columns["text"] = block.texts
-        columns["group"] = pa.nulls(len(rows), pa.string()) if block.groups is None else block.groups.take(owners)
-        reasons = (str(block.problems[row]) if row in block.problems else None for row in rows)
-        columns["problem"] = pa.array(reasons, pa.string())
-        if block.images is not None:
-            is_list = pa.types.is_list(schema.field("image").type)
-            if _is_list(block.images) and not is_list:
-                raise ValueError("a row has several images, but the first row has one")
-            columns["image"] = (_as_lists(block.images) if is_list else block.images).take(owners)
-        if self.metadata:
-            kept = pa.StructArray.from_arrays([*block.metadata.values()], [*block.metadata])
-            columns["metadata"] = kept.take(owners)
-        return pa.Table.from_arrays([columns[name] for name in schema.names], schema.names).cast(schema)
-
-
-_Attempt: TypeAlias = Callable[[int, Callable[[str], Any]], Any]
-_IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-_IMAGES = pa.list_(_IMAGE)
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -579,28 +528,23 @@ def _refuse(message: str, name: str) -> None:
     raise ItemError(name, message)
 
 
-def _combined(column: Any) -> pa.Array:
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return chunks[0] if len(chunks) == 1 else column.combine_chunks()
+def _reasons(problems: Mapping[int, ItemError], rows: Sequence[int]) -> pa.Array:
+    """Return why each of some rows cannot be used, or null."""
+    return pa.array([str(problems[row]) if row in problems else None for row in rows], pa.string())
 
 
-def _is_list(cells: Any) -> bool:
-    return pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _as_lists(images: pa.Array) -> pa.Array:
-    """Return images as lists of one; null for none."""
-    if _is_list(images):
-        return images
+def _with_lists(pairs: pa.Table) -> pa.Table:
+    """Return pairs whose images are lists; of one image, where a row has one."""
+    images = _combined(pairs["image"])
+    if is_list(images):
+        return pairs
     offsets = pa.array(range(len(images) + 1), pa.int32())
-    return pa.ListArray.from_arrays(offsets, images, mask=pc.is_null(images))
-
-
-def _alike(chunks: dict[str, list[pa.Array]]) -> dict[str, list[pa.Array]]:
-    """Make all images lists if some are."""
-    if any(map(_is_list, chunks["images"])):
-        chunks["images"] = [_as_lists(images) for images in chunks["images"]]
-    return chunks
+    lists = pa.ListArray.from_arrays(offsets, images, mask=pc.is_null(images))
+    return pairs.set_column(pairs.column_names.index("image"), "image", lists)
 
 
 def _repeats(keys: np.ndarray) -> dict[int, int]:
