@@ -264,7 +264,9 @@ class PairReader:
                 for place in np.flatnonzero(pc.match_substring(texts, PLACEHOLDER)).tolist():
                     row = owners[place].as_py()
                     attempt(row, check_placeholders, texts[place].as_py(), counts[row])
-        pairs = pa.table({name: values.take(owners) for name, values in rows.items()})
+        if len(owners) > len(table):
+            rows = {name: values.take(owners) for name, values in rows.items()}
+        pairs = pa.table(rows)
         if texts is not None:
             pairs = pairs.append_column("text", texts)
         if problems and len(pairs) > len(table):  # one pair for a row that cannot be used
