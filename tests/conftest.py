@@ -151,18 +151,9 @@ def run_without_conjoin():
 @pytest.fixture(scope="session")
 def load_first_emoji(tmp_path_factory):
     """`load_emoji` of the first concepts of each split, enough of them to reach people."""
-    from conjoin.data import EmojiSample
+    from tiny_emoji import few_emoji
 
-    cache = tmp_path_factory.mktemp("emoji")
-
-    def load(split, styles, skin_tones=False, cache_dir=None):
-        builder = EmojiSample(
-            config_name="en", styles=styles, skin_tones=skin_tones, limit=220, cache_dir=str(cache_dir or cache)
-        )
-        builder.download_and_prepare()
-        return builder.as_dataset(split=split)
-
-    return load
+    return few_emoji(220, tmp_path_factory.mktemp("emoji"))
 
 
 @pytest.fixture

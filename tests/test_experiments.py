@@ -1,17 +1,18 @@
 """The scripts of `experiments/` run at toy size, and their records give the numbers that the log reports."""
 
-import functools
 import importlib
 import json
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 
 from conjoin.cli.main import main as conjoin
-from conjoin.data import EmojiSample, load_triplets
+from conjoin.data import load_triplets
 from conjoin.data.emoji import sample
+from tiny_emoji import first_concepts
 
 pytestmark = pytest.mark.slow
 
@@ -122,8 +123,8 @@ def test_rows_of_solar_are_trained_measured_and_compared(run, tmp_path):
 
 
 def test_the_demo_of_solar(run, tmp_path, monkeypatch):
-    few = functools.partial(EmojiSample, limit=24, cache_dir=str(tmp_path / "emoji"))
-    monkeypatch.setattr(sample, "EmojiSample", few)
+    monkeypatch.setattr(sample, "emoji_concepts", first_concepts(24))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "emoji")
     monkeypatch.syspath_prepend(FOLDER)
     # two steps of stage 1 leave the scores at chance, where stage 2 stops
     monkeypatch.setattr("conjoin.trainers.solar.separation", lambda scores: torch.ones(()))

@@ -1,6 +1,5 @@
 """`conjoin evaluate`, on a model with random weights."""
 
-import functools
 import json
 import re
 
@@ -10,10 +9,10 @@ import pytest
 from PIL import Image
 
 from conjoin.cli.main import main, read_command
-from conjoin.data import EmojiSample
 from conjoin.data.emoji import sample
 from conjoin.evaluation import Results
 from conjoin.evaluation.tasks import TASKS
+from tiny_emoji import few_emoji, first_concepts
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +23,10 @@ def model(exports):
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory):
     """A miniature made by the command out of the first concepts of each split."""
-    cache = tmp_path_factory.mktemp("emoji")
-
-    def load_some(split, styles, skin_tones, cache_dir=None):
-        builder = EmojiSample(config_name="en", styles=styles, skin_tones=skin_tones, limit=40, cache_dir=str(cache))
-        builder.download_and_prepare()
-        return builder.as_dataset(split=split)
-
     folder = tmp_path_factory.mktemp("mini") / "mbeir"
     datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mini_mbeir, "load_emoji", load_some)
+        patch.setattr(mini_mbeir, "load_emoji", few_emoji(40, tmp_path_factory.mktemp("emoji")))
         mini_mbeir.make_mini_mbeir(folder, train_queries=3, val_queries=3, test_queries=6)
     datasets.enable_progress_bars()
     return str(folder)
@@ -99,8 +91,8 @@ def test_pairs_and_triplets_fetch_no_urls(model, tmp_path, monkeypatch, capsys):
 
 
 def test_emoji(model, tmp_path, monkeypatch, capsys):
-    few = functools.partial(EmojiSample, limit=24, cache_dir=str(tmp_path / "cache"))
-    monkeypatch.setattr(sample, "EmojiSample", few)
+    monkeypatch.setattr(sample, "emoji_concepts", first_concepts(24))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     out = tmp_path / "out"
     words = ["--benchmark", "emoji", "--split", "validation", "--out", str(out), "--quiet", "--query-style", "twemoji"]
     assert main(["evaluate", model, *words, "--gallery-style", "openmoji"]) == 0

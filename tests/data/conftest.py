@@ -2,7 +2,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from conjoin.data import EmojiSample
+from tiny_emoji import few_emoji
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
 
@@ -21,16 +21,7 @@ def own_datasets_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small_sample(tmp_path_factory):
     """`load_emoji` over the first 40 concepts of each split."""
-    cache = tmp_path_factory.mktemp("emoji")
-
-    def load(split, language="en", styles=("twemoji", "openmoji"), skin_tones=False, cache_dir=None):
-        builder = EmojiSample(
-            config_name=language, styles=tuple(styles), skin_tones=skin_tones, limit=40, cache_dir=str(cache)
-        )
-        builder.download_and_prepare()
-        return builder.as_dataset(split=split)
-
-    return load
+    return few_emoji(40, tmp_path_factory.mktemp("emoji"))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`conjoin demo` on a few concepts and steps: every part of it runs and what it leaves behind is whole."""
 
-import functools
 import json
 import re
 from pathlib import Path
@@ -9,8 +8,8 @@ import datasets
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.data import EmojiSample
 from conjoin.data.emoji import sample
+from tiny_emoji import first_concepts
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +17,8 @@ def few(tmp_path_factory):
     cache = tmp_path_factory.mktemp("emoji")
     datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample, "EmojiSample", functools.partial(EmojiSample, limit=24, cache_dir=str(cache)))
+        patch.setattr(sample, "emoji_concepts", first_concepts(24))
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
         yield cache
     datasets.enable_progress_bars()
 

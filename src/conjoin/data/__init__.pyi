@@ -10,7 +10,6 @@ from conjoin.data.collators import (
 from conjoin.data.emoji.sample import (
     EMOJI_LANGUAGES as EMOJI_LANGUAGES,
     EMOJI_SPLITS as EMOJI_SPLITS,
-    EmojiSample as EmojiSample,
     emoji_concepts as emoji_concepts,
     load_emoji as load_emoji,
     split_of as split_of,

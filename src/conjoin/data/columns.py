@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import datasets
@@ -81,15 +82,9 @@ def require_columns(names: Iterable[str | None], available: Sequence[str]) -> No
     """
     for name in names:
         if name and name not in available:
-            raise unknown_column(name, available)
-
-
-def unknown_column(column: str, available: Iterable[str]) -> ValueError:
-    """Return the error for a missing column: it lists the columns and suggests the nearest name."""
-    available = list(available)
-    nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
+            nearest = difflib.get_close_matches(name, available, n=1, cutoff=0.4)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"no column {name!r}; the columns are {', '.join(map(repr, available))}{hint}")
 
 
 def choose_columns(
@@ -110,7 +105,7 @@ def choose_columns(
     matches = {role: matching(names, available) for role, names in COMMON_COLUMNS.items()}
     if not matches["text"]:
         matches["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
-    chosen: dict[str, str | None] = {"group": None}
+    chosen: dict[str, str | None] = {}
     for role, column in given.items():
         chosen[role] = column if column is not None else _guess(role, matches.get(role, []), only in (None, role))
     picture = chosen["image"]
@@ -181,22 +176,18 @@ def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | 
     """
     if value is None or (isinstance(value, str) and value.strip().lower() in _NO_VALUES):
         return None
-    try:
-        number = math.nan if isinstance(value, bool) else float(_plain_number(value, mark))
-    except (TypeError, ValueError):
-        number = math.nan
+    number, plain = math.nan, value
+    if isinstance(value, str):  # without groups of thousands and currency, with a decimal point
+        if amount := _AMOUNTS[mark].fullmatch(value.strip()):
+            sign, whole, fraction = amount.groups()
+            plain = f"{sign}{re.sub('[^0-9]', '', whole)}.{fraction or 0}"
+        elif mark == ",":
+            plain = math.nan
+    with suppress(TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(plain)
     if not math.isfinite(number):
         raise ItemError(name, f"{column} is {value!r:.80}; expected a number, such as 9{mark}5")
     return number
-
-
-def _plain_number(value: Any, mark: str) -> Any:
-    """Return a text without groups of thousands and currency, with a decimal point; other values as they are."""
-    amount = _AMOUNTS[mark].fullmatch(value.strip()) if isinstance(value, str) else None
-    if amount is None:
-        return value if mark == "." or not isinstance(value, str) else math.nan
-    sign, whole, fraction = amount.groups()
-    return f"{sign}{re.sub('[^0-9]', '', whole)}.{fraction or 0}"
 
 
 def without_json(cells: pa.Array) -> pa.Array:
@@ -211,13 +202,9 @@ def without_json(cells: pa.Array) -> pa.Array:
 
 
 def _as_text(value: Any) -> str | None:
-    return (
-        as_name(value)
-        if isinstance(value, float)
-        else value
-        if value is None or isinstance(value, str)
-        else json.dumps(value)
-    )
+    if isinstance(value, float):
+        return as_name(value)
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def as_names(cells: pa.Array, column: str) -> pa.Array:

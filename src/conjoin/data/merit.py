@@ -15,7 +15,7 @@ from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines, json_object
 from conjoin.data.pair_sources import open_source
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
-from conjoin.data.row_checks import repeated_id
+from conjoin.data.row_checks import check_ids
 from conjoin.data.row_images import PLACEHOLDER, check_placeholders, path_inside, row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
@@ -86,9 +86,7 @@ class MeritProducts:
         self._images = undecoded(rows.select_columns("image"))
         self._products = [self._product(row, index) for index, row in enumerate(rows.remove_columns("image"))]
         self._indices = {product.id: index for index, product in enumerate(self._products)}
-        if len(self._indices) < len(self._products):
-            repeated = next(p.id for index, p in enumerate(self._products) if self._indices[p.id] != index)
-            raise repeated_id(repeated, str(self))
+        check_ids(product.id for product in self._products)
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"
@@ -329,16 +327,12 @@ class MeritItems:
         return {"image": self.products.image(pid)} | ({"text": title} if title else {})
 
 
+@dataclass
 class MeritQueryRows:
-    """The rows of queries for `encode_collection`, whose images are read when they are needed.
+    """The rows of queries for `encode_collection`, whose images are read when they are needed."""
 
-    Args:
-        items: Makes the rows.
-        queries: The queries.
-    """
-
-    def __init__(self, items: MeritItems, queries: Sequence[MeritQuery]) -> None:
-        self.items, self.queries = items, queries
+    items: MeritItems
+    queries: Sequence[MeritQuery]
 
     def __len__(self) -> int:
         return len(self.queries)

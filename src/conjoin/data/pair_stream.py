@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import datasets
@@ -97,7 +98,7 @@ class PairStream(IterableDataset[Any]):
         known = self.position["readers"]
         if known != readers:
             raise ValueError(f"the stream was read by {known} workers; resume it with as many, not with {workers}")
-        options |= {"collate_fn": _Collate(collate), "num_workers": workers}
+        options |= {"collate_fn": partial(_collate, collate), "num_workers": workers}
         return StreamLoader(batches, batch_size=None, **options)
 
     def advance(self, mark: StreamMark) -> None:
@@ -114,12 +115,8 @@ class StreamLoader(DataLoader[Any]):
         return (batch for batch in super().__iter__() if batch is not None)
 
 
-class _Collate:
-    def __init__(self, collate: Callable[[Rows], dict[str, Any]]) -> None:
-        self.collate = collate
-
-    def __call__(self, batch: tuple[Rows, StreamMark] | None) -> tuple[dict[str, Any], StreamMark] | None:
-        return None if batch is None else (self.collate(batch[0]), batch[1])
+def _collate(collate: Callable[[Rows], Any], batch: tuple[Rows, StreamMark] | None) -> tuple[Any, StreamMark] | None:
+    return None if batch is None else (collate(batch[0]), batch[1])
 
 
 class _Batches(IterableDataset[Any]):
@@ -138,20 +135,24 @@ class _Batches(IterableDataset[Any]):
         if worker < position["batches"] % workers:
             yield None  # the loader asks the workers in turn, from the first on
         state = position["workers"].get(str(worker), {"counts": [0] * len(self.sources), "sources": {}})
-        counts, weights = list(state["counts"]), self.stream.weights
+        counts, states = list(state["counts"]), dict(state["sources"])
         readers = [
-            _SourceReader(name, source, self.stream, (self.seed, worker), state["sources"].get(name))
+            _read(name, source, self.stream, (self.seed, worker), states.get(name))
             for name, source in self.sources.items()
         ]
+        names = list(self.sources)
         while True:
             rows: Rows = []
             skipped: list[Skipped] = []
             while len(rows) < self.batch_size:
-                source = _next_source(counts, weights)
-                rows.append(readers[source].read(skipped))
+                source = _next_source(counts, self.stream.weights)
+                row, reason, states[names[source]] = next(readers[source])
+                if reason is not None:
+                    skipped.append(Skipped(names[source], None, str(row.get("id")), reason))
+                    continue
+                rows.append({name: value for name, value in row.items() if name != "problem"})
                 counts[source] += 1
-            after = {"counts": list(counts), "sources": {reader.name: reader.state for reader in readers}}
-            yield rows, StreamMark(worker, after, skipped)
+            yield rows, StreamMark(worker, {"counts": list(counts), "sources": dict(states)}, skipped)
 
 
 def _next_source(counts: Sequence[int], weights: Sequence[float]) -> int:
@@ -164,77 +165,40 @@ def _next_source(counts: Sequence[int], weights: Sequence[float]) -> int:
     return min(behind, key=lambda source: ((counts[source] + 1) / weights[source], source))
 
 
-class _SourceReader:
-    """Reads one source in shuffled windows, again and again.
+def _read(
+    name: str, source: datasets.IterableDataset, stream: PairStream, seed: tuple[int, int], state: Any
+) -> Iterator[tuple[dict[str, Any], str | None, dict[str, Any]]]:
+    """Read one source in shuffled windows, again and again.
 
     Args:
         name: Of the source.
         source: What this process reads of it.
         stream: The settings.
         seed: Of the order in a window, together with the pass and the window.
-        state: To start from, as `state`; None for the start.
+        state: To start from, as it is yielded; None for the start.
+
+    Yields:
+        A row, why it cannot be used, and the state behind it: that of the source before the window, and the place in
+        the window.
+
+    Raises:
+        ValueError: No row of a whole pass can be used.
     """
-
-    def __init__(
-        self,
-        name: str,
-        source: datasets.IterableDataset,
-        stream: PairStream,
-        seed: tuple[int, int],
-        state: Mapping[str, Any] | None,
-    ) -> None:
-        self.name, self.unread, self.settings, self.seed = name, source, stream, seed
-        start = state or {"pass": 0, "window": 0, "used": 0, "source": None, "index": 0}
-        self.rows: Rows = []
-        self.source = source
-        self.passed, self.number, self.used = start["pass"], start["window"], start["used"]
-        self._begin(start["source"])
-        self._fill()
-        self.index = start["index"]
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The state before the next row: that of the source before its window, and the index in it."""
-        numbers = {"pass": self.passed, "window": self.number, "used": self.used, "index": self.index}
-        return numbers | {"source": self.before}
-
-    def read(self, skipped: list[Skipped]) -> dict[str, Any]:
-        """Return the next row that can be used, and append those before it that cannot to `skipped`.
-
-        Raises:
-            ValueError: No row of a whole pass can be used.
-        """
-        while True:
-            while self.index == len(self.rows):
-                self._next_window()
-            row = self.rows[self.index]
-            self.index += 1
-            reason = problem_of(row) if self.settings.skip else None
-            if reason is None:
-                self.used += 1
-                return {name: value for name, value in row.items() if name != "problem"}
-            skipped.append(Skipped(self.name, None, str(row.get("id")), reason))
-
-    def _next_window(self) -> None:
-        if self.rows:
-            self.number += 1
-            self.before = copy.deepcopy(self.source.state_dict())
-        else:
-            if not self.used:
-                raise ValueError(f"the source {self.name!r} has no row that can be used")
-            self.passed, self.number, self.used = self.passed + 1, 0, 0
-            self._begin(None)
-        self._fill()
-
-    def _begin(self, before: dict[str, Any] | None) -> None:
-        """Start a pass, or resume it from a state of the source."""
-        self.before = before
-        self.source = copy.deepcopy(self.unread)  # a stream keeps the state that it once started from
-        if before is not None:
-            self.source.load_state_dict(before)
-        self.rows_left = iter(self.source)
-
-    def _fill(self) -> None:
-        window = list(itertools.islice(self.rows_left, self.settings.window))
-        order = np.random.default_rng((*self.seed, self.passed, self.number)).permutation(len(window))
-        self.rows, self.index = [dict(window[index]) for index in order], 0
+    place: dict[str, Any] = {"pass": 0, "window": 0, "index": 0, "source": None} if state is None else dict(state)
+    used = state is not None
+    while True:
+        rows = copy.deepcopy(source)  # a stream keeps the state that it once started from
+        if place["source"] is not None:
+            rows.load_state_dict(place["source"])
+        left = iter(rows)
+        while window := list(itertools.islice(left, stream.window)):
+            order = np.random.default_rng((*seed, place["pass"], place["window"])).permutation(len(window))
+            for index in range(place["index"], len(window)):
+                row = window[order[index]]
+                reason = problem_of(row) if stream.skip else None
+                used |= reason is None
+                yield row, reason, place | {"index": index + 1}
+            place |= {"window": place["window"] + 1, "index": 0, "source": copy.deepcopy(rows.state_dict())}
+        if not used:
+            raise ValueError(f"the source {name!r} has no row that can be used")
+        place, used = {"pass": place["pass"] + 1, "window": 0, "index": 0, "source": None}, False

@@ -1,7 +1,5 @@
 """Queries with positives and negatives from tables of one's own: JSON lines, Parquet, CSV or a Hub dataset."""
 
-import bisect
-import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset
 
 from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines
@@ -19,7 +17,7 @@ from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
-from conjoin.data.row_checks import as_name, check_ids, read_id, read_rows, row_name
+from conjoin.data.row_checks import as_name, check_ids, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
@@ -155,17 +153,13 @@ class QueryTable(QueryDataset):
         self.rows, folder = _open(source, split)
         self.columns = choose_query_columns(_column_names(self.rows), columns or {})
         self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
-        has_negatives = False
-
-        def check(row: Mapping[str, Any], index: int) -> str:
-            nonlocal has_negatives
+        ids, has_negatives = [], False
+        shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
+        for index, row in enumerate(shown):
             read = self._read(row, index)
+            ids.append(read.id)
             has_negatives |= bool(read.negatives)
             self.positives.append(tuple(positive.id for positive in read.positives))
-            return read.id
-
-        shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
-        ids = read_rows(shown, check)
         if self.columns["id"]:
             check_ids(ids)
         self.sources = [name or str(source)[:200]] * len(self.positives)
@@ -180,7 +174,9 @@ class QueryTable(QueryDataset):
         columns = self.columns
         plain = [role for role in columns if role not in ITEM_ROLES]
         cells = {role: [row.get(each["whole"]) for each in columns[role]] for role in plain}
-        row_id = read_id(cells["id"][0] if cells["id"] else index, index)
+        row_id = as_name(cells["id"][0]) if cells["id"] else str(index)
+        if row_id is None:
+            raise ItemError(f"row {index}", "the id is missing")
         name = row_name(index, row_id)
         items = {
             role: [item for each in columns[role] for item in self._items(row, each, f"{name}, {role}")]
@@ -238,7 +234,7 @@ class QueryTable(QueryDataset):
         return Candidate(f"{row_digest(parts):x}", row_item(parts, name), modality)
 
 
-class QueryMix(Dataset[dict[str, Any]]):
+class QueryMix(ConcatDataset[dict[str, Any]]):
     """The rows of several tables; an id names the same candidate in all of them.
 
     Args:
@@ -261,18 +257,10 @@ class QueryMix(Dataset[dict[str, Any]]):
         for name, weight in zip(names, weights, strict=True):
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of {name!r} is {weight}; expected a positive number")
-        self.tables = tables
+        super().__init__(tables)
         self.positives = [ids for table in tables for ids in table.positives]
         self.sources = [name for table in tables for name in table.sources]
         self.repeats = [weight for table, weight in zip(tables, weights, strict=True) for _ in range(len(table))]
-        self._starts = [0, *itertools.accumulate(map(len, tables))]
-
-    def __len__(self) -> int:
-        return len(self.positives)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        table = bisect.bisect(self._starts, index) - 1
-        return self.tables[table][index - self._starts[table]]
 
 
 def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:

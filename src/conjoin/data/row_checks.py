@@ -3,10 +3,10 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -17,8 +17,6 @@ from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 
-Row = TypeVar("Row")
-Result = TypeVar("Result")
 _KEYS_AT_ONCE = 2**20
 logger = logging.getLogger(__name__)
 SKIPPED_FILE = "skipped.jsonl"
@@ -42,37 +40,6 @@ def as_name(value: Any) -> str | None:
         value = int(value)
     text = value.decode() if isinstance(value, bytes) else str(value)
     return text if text.strip() else None
-
-
-def read_id(value: Any, index: int | str) -> str:
-    """Return the id of a row as `as_name` does.
-
-    Raises:
-        ItemError: It is missing.
-    """
-    name = as_name(value)
-    if name is None:
-        raise ItemError(f"row {index}", "the id is missing")
-    return name
-
-
-def read_rows(rows: Iterable[Row], read: Callable[[Row, int], Result]) -> list[Result]:
-    """Return what `read` makes of every row and its index.
-
-    Raises:
-        ItemError: A row cannot be used. It is that of the first such row, and says how many there are.
-    """
-    results: list[Result] = []
-    errors: list[ItemError] = []
-    index = -1
-    for index, row in enumerate(rows):
-        try:
-            results.append(read(row, index))
-        except ItemError as error:
-            errors.append(error)
-    if errors:
-        raise counted(errors, index + 1)
-    return results
 
 
 def counted(errors: Sequence[ItemError], count: int) -> ItemError:
@@ -237,14 +204,11 @@ def without_problems(rows: datasets.Dataset, source: str) -> tuple[datasets.Data
     with progress(desc="checking rows", total=len(rows), unit="rows") as bar, ThreadPoolExecutor() as pool:
         for start in range(0, len(rows), _AT_ONCE):
             chunk = [rows[index] for index in range(start, min(start + _AT_ONCE, len(rows)))]
-            for reason in pool.map(problem_of, chunk):
-                reasons.append(reason)
-                bar.update(1)
+            reasons += pool.map(problem_of, chunk)
+            bar.update(len(chunk))
     used = [index for index, reason in enumerate(reasons) if reason is None]
-    ids = rows["id"][:]
-    skipped = [
-        Skipped(source, None, str(ids[index]), reason) for index, reason in enumerate(reasons) if reason is not None
-    ]
+    names = zip(rows["id"][:], reasons, strict=True)
+    skipped = [Skipped(source, None, str(name), reason) for name, reason in names if reason is not None]
     if not used:
         raise ValueError(f"none of the {len(rows)} rows of {source!r} can be used; {skipped[0].reason}")
     rows = rows.remove_columns("problem") if "problem" in rows.column_names else rows

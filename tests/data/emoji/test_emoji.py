@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conjoin.data import EMOJI_LANGUAGES, EmojiSample, emoji_concepts, load_emoji, split_of
+from conjoin.data import EMOJI_LANGUAGES, emoji_concepts, load_emoji, split_of
 from conjoin.data.emoji.sample import EMOJI_STYLES, draw_emoji, emoji_drawings, normalise_code_points, wheel_folder
 
 
@@ -66,7 +66,6 @@ def test_alternative_texts_are_other_words(concepts):
 def test_the_languages_are_those_of_the_package():
     files = (wheel_folder("emoji") / "unicode_codes").glob("emoji_*.json")
     assert sorted(EMOJI_LANGUAGES) == sorted(["en", *(path.stem.removeprefix("emoji_") for path in files)])
-    assert list(EmojiSample.builder_configs) == list(EMOJI_LANGUAGES)
     assert emoji_concepts("es")[0].text == "medalla de oro"
     with pytest.raises(ValueError, match="unknown language 'xx'; the emoji package has en, "):
         emoji_concepts("xx")
@@ -80,7 +79,7 @@ def test_code_points():
     assert normalise_code_points("1F441-FE0F-200D-1F5E8-FE0F") == "1f441-200d-1f5e8"
 
 
-def test_builder(small_sample):
+def test_rows(small_sample):
     rows = small_sample("test")
     assert len(rows) == 80
     assert rows.features["image"] == datasets.Image()
@@ -90,13 +89,8 @@ def test_builder(small_sample):
     assert row["image"].size == (144, 144) and row["image"].mode == "RGB"
     assert set(rows["style"]) == set(EMOJI_STYLES)
     assert len(set(rows["id"])) == len(rows)
-
-
-def test_builder_in_another_language(tmp_path):
-    builder = EmojiSample(config_name="ja", styles=("twemoji",), limit=2, cache_dir=str(tmp_path))
-    builder.download_and_prepare()
-    rows = builder.as_dataset(split="test")
-    assert rows["text"][0] == "銀メダル" and rows["alternative_text"][:] == [None, None]
+    rows = small_sample("test", "ja", styles=("twemoji",))
+    assert len(rows) == 40 and rows["text"][0] == "銀メダル" and rows["alternative_text"][0] is None
 
 
 def test_second_load_reuses_the_cache(tmp_path, monkeypatch):
@@ -109,12 +103,6 @@ def test_second_load_reuses_the_cache(tmp_path, monkeypatch):
 
     monkeypatch.setattr("conjoin.data.emoji.sample.draw_emoji", refuse)
     assert load_emoji("train", cache_dir=tmp_path)["id"][:] == first["id"][:]
-
-
-def test_streaming(small_sample):
-    builder = EmojiSample(limit=1)
-    row = next(iter(builder.as_streaming_dataset(split="test")))
-    assert row["image"].size == (144, 144)
 
 
 @pytest.mark.parametrize("style", EMOJI_STYLES)
@@ -140,7 +128,7 @@ def test_svg_art_is_the_png_art():
     ("arguments", "message"),
     [
         ({"split": "dev"}, "unknown split 'dev'; expected one of train, validation, test"),
-        ({"split": "test", "language": "xx"}, "unknown language 'xx'; expected one of en, "),
+        ({"split": "test", "language": "xx"}, "unknown language 'xx'; the emoji package has en, "),
         ({"split": "test", "styles": ["apple"]}, "unknown style 'apple'; expected one of twemoji, openmoji"),
     ],
 )

