@@ -37,7 +37,7 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
         model: Folder or Hub name of the model that made the collection (default: the folder on this machine that the
             collection records).
         where: Search only the rows that this SQL condition holds for: "category = 'shoes' and price < 50".
-        hybrid: Also find the words of --text in the texts, and fuse both rankings by rank.
+        hybrid: Also find the words of --text in the texts, and add the scores of both.
         json: Print JSON, with full texts, instead of a table.
         html: Also write a page of the results, with their pictures.
         title_column: Column that names the results of --html (default: the text).
@@ -69,7 +69,7 @@ def run(options: Options) -> None:
     if options.hybrid and text is None:
         raise ValueError("--hybrid finds the words of --text: pass one")
     if options.hybrid and options.min_score is not None:
-        raise ValueError("--min-score needs scores of similarity; those of --hybrid only say the rank")
+        raise ValueError("--min-score needs scores of similarity; those of --hybrid compare the results of one query")
     if options.title_column is not None and options.html is None:
         raise ValueError("--title-column is for a page: pass --html FILE")
 

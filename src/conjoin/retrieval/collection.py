@@ -48,11 +48,9 @@ logger = logging.getLogger(__name__)
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
-_RANK_CONSTANT, _WORDS_WEIGHT = 5, 2
-"""Of reciprocal rank fusion. A wrong letter changes vectors more than the ranking by runs of letters."""
+_WORDS_WEIGHT = 1.5
+"""Of the ranking by words. A wrong letter changes vectors more than the ranking by runs of letters."""
 _MOST_FUSED = 100
-_SHARE_OF_BEST = 0.5
-"""Of the score of the best row by words: rows below it share a few letters with the words, as most rows do."""
 
 
 class Changes(NamedTuple):
@@ -252,9 +250,9 @@ class Collection:
             vectors: Of the queries `(Q, D)`, L2-normalised.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
-            text: Words to find as well, for all queries or one text for each ("" for none): the rankings by vectors
-                and by words (BM25) are fused by reciprocal rank, where words count twice, and the scores are those of
-                the fusion.
+            text: Words to find as well, for all queries or one text for each ("" for none): the score of a row
+                is then its inner product plus 1.5 times its score by words (BM25), each divided by the best of the
+                query.
             exact: Compare with every vector, also where there is an index.
 
         Returns:
@@ -300,7 +298,7 @@ class Collection:
                 for first, end in itertools.pairwise(bounds)]  # fmt: skip
 
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
-        """Fuse the ranking by vectors with the ranking by words, which counts twice: 1 / (5 + rank), summed."""
+        """Add the scores by vectors and by words, each divided by the best one."""
         if TEXT not in index_names(self._table):
             kind = " --kind none" if self._metadata["index"] is None else ""
             raise ValueError(
@@ -312,25 +310,27 @@ class Collection:
             raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
         depth = max(k, _MOST_FUSED)
         results = []
-        for near, words in zip(self.search(queries, depth, where=where, exact=exact).ids, texts, strict=True):
-            scores: dict[str, float] = {}
-            for ranking, weight in (near, 1), (self._with_words(words, depth, where) if words else [], _WORDS_WEIGHT):
-                for rank, id_ in enumerate(ranking, 1):
-                    scores[id_] = scores.get(id_, 0.0) + weight / (_RANK_CONSTANT + rank)
+        nearest = self.search(queries, depth, where=where, exact=exact)
+        for ids, products, words in zip(nearest.ids, nearest.scores.tolist(), texts, strict=True):
+            largest = max(map(abs, products[:1]), default=0.0) or 1.0
+            scores = {id_: product / largest for id_, product in zip(ids, products, strict=False)}  # padded
+            least = min(scores.values(), default=0.0)  # of a row that only the words found: it is not larger
+            for id_, share in self._with_words(words, depth, where) if words else []:
+                scores[id_] = scores.get(id_, least) + _WORDS_WEIGHT * share
             best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
             results.append((best, np.array([scores[id_] for id_ in best], dtype=np.float32)))
         return as_result(results)
 
-    def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
+    def _with_words(self, words: str, k: int, where: str | None) -> list[tuple[str, float]]:
+        """The rows that have some of the words, with their scores as shares of the best."""
         words = " ".join(dict.fromkeys(unicodedata.normalize(form, words) for form in ("NFC", "NFD")))
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()
-        pairs = [*zip(table["_score"].to_pylist(), table["id"].to_pylist(), strict=True)]
-        if not pairs:
+        ids, scores = table["id"].to_pylist(), table["_score"].to_pylist()
+        if not ids:
             logger.warning("no row of %r has the words %.80r: only the vectors rank", self.uri, words)
-        least = _SHARE_OF_BEST * max((score for score, _ in pairs), default=0.0)
-        return [id_ for score, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1])) if score >= least]
+        return [(id_, score / max(scores)) for id_, score in zip(ids, scores, strict=True)]
 
     def _row_ids(self, where: str) -> np.ndarray:
         """Return Lance's numbers `(M,)` of the rows that satisfy a condition."""

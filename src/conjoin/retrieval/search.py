@@ -85,7 +85,9 @@ def search_items(
     """
     check_model(collection, encoder)
     if min_score is not None and text is not None:
-        raise ValueError("min_score needs scores of similarity; with words, scores only say the rank")
+        raise ValueError(
+            "min_score needs scores of similarity; with words, scores only compare the results of one query"
+        )
     how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
     if weights is None:
         vectors = query_vectors(collection, encoder.encode_query(items, **how))

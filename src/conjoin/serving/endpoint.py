@@ -83,8 +83,9 @@ class SearchRequest(Items):
     min_score: FiniteFloat | None = Field(None, description="the least score of a result")
     hybrid: bool | None = Field(
         None,
-        description="whether the words of a query are searched too, and both rankings fused, by default where the "
-        "collection has words, and there are neither weights nor min_score; scores then only say the rank",
+        description="whether the words of a query are searched too, and both scores added, by default where the "
+        "collection has words, and there are neither weights nor min_score; scores then only compare the results of a "
+        "query",
     )
 
 
