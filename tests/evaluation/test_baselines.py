@@ -15,6 +15,7 @@ from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 from conjoin.trainers.solar_explain import explain_pair
 from tiny_encoder import tiny_encoder
+from tiny_letters import count_letters_and_red, letters_encoder
 
 
 def items(name, count, shift=0):
@@ -58,6 +59,18 @@ def test_a_table_of_views_of_the_tasks_that_have_them(tmp_path):
         found = vectors[view][0] @ vectors[view][1].T
         ranks = (found >= np.diagonal(found)[:, None] - 1e-6).sum(1)
         assert row[4].value == (ranks == 1).mean() and row[7].value == pytest.approx((1 / ranks).mean())
+
+
+def test_a_view_leaves_out_rows_without_the_part(tmp_path):
+    red = Image.new("RGB", (2, 2), (250, 0, 0))
+    queries = Rows("q", [{"id": "q", "image": red, "text": "a"}])
+    corpus = Rows("c", [{"id": "1", "image": red, "text": "b"}, {"id": "2", "text": "a"}])
+    scores = evaluate_cells(
+        letters_encoder(count_letters_and_red), [Cell("c", queries, corpus, {"q": ["1"]})], tmp_path
+    )
+    rows = {row[1]: (row[3], row[4].value) for row in baseline_table(scores).rows}
+    # the sum has unit vectors: red + a is nearer to a than to red + b
+    assert (rows["text alone"], rows["picture alone"], rows["sum of views"]) == ((2, 0), (1, 1), (2, 0))
 
 
 @pytest.mark.parametrize(("baselines", "most", "scored"), [(None, 18, True), (None, 17, False), (False, 99, False)])

@@ -10,8 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from conjoin.evaluation import EvaluateOptions
-from conjoin.evaluation.task import Cell, Rows, evaluate_cells
+from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
 from conjoin.retrieval import (
     Collection,
     Miner,

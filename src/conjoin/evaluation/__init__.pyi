@@ -1,9 +1,4 @@
-from conjoin.evaluation.benchmark import (
-    Task as Task,
-    evaluate as evaluate,
-    find_task as find_task,
-    make_report as make_report,
-)
+from conjoin.evaluation.benchmark import evaluate as evaluate, make_report as make_report
 from conjoin.evaluation.hf_metrics import load_metric as load_metric
 from conjoin.evaluation.metrics import (
     best_ranks as best_ranks,
@@ -42,9 +37,8 @@ from conjoin.evaluation.tables import (
     score_table as score_table,
 )
 from conjoin.evaluation.task import (
-    Cell as Cell,
     CellScores as CellScores,
     EvaluateOptions as EvaluateOptions,
-    Rows as Rows,
     evaluate_cells as evaluate_cells,
 )
+from conjoin.evaluation.tasks import Cell as Cell, Rows as Rows, Task as Task, find_task as find_task

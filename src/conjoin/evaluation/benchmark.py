@@ -1,30 +1,32 @@
-"""What a benchmark declares, how it is evaluated and reported, and the baselines beside it.
+"""How a benchmark is evaluated and reported, and the baselines beside it.
 
 A baseline scores the same cells with a part of each item, or with the model's towers instead of the model.
 """
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from conjoin.constants import SOLAR_HEADS
-from conjoin.evaluation.results import Example, Headline, Results, Score, Table
+from conjoin.data.columns import undecoded
+from conjoin.data.row_images import plain_text
+from conjoin.evaluation.results import Headline, Results, Score, Table
 from conjoin.evaluation.tables import average, metric_name, random_order, score_table
-from conjoin.evaluation.task import PARTS, Cell, CellScores, EvaluateOptions, View, evaluate_cells
-from conjoin.evaluation.tasks import TASKS
+from conjoin.evaluation.task import CellScores, EvaluateOptions, evaluate_cells
+from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.retrieval import ItemEncoder
 from conjoin.retrieval.encoder import EncoderOutput
 
-VIEWS: dict[View, str] = {"text": "text alone", "image": "picture alone", "sum": "sum of views"}
-TOWERS, HEADS = "towers alone", "with W"
+PARTS = {"text": "text alone", "image": "picture alone"}
+SUM, TOWERS, HEADS = "sum of views", "towers alone", "with W"
 MOST_ROWS = 10_000
 """Queries and candidates up to which baselines are scored unless they are asked for."""
 MOST_PRINTED = 12
@@ -36,52 +38,6 @@ _BASELINES_NOTE = (
     "picture's global token and the mean of the text's tokens. With W: a picture or a text alone is projected by the "
     "heads of SOLAR's stage 1. Where a baseline is better, use the baseline."
 )
-
-
-@dataclass(frozen=True)
-class Task:
-    """A benchmark.
-
-    Args:
-        name: Of the benchmark.
-        title: Of its report.
-        summary: What is measured, one paragraph.
-        options: A dataclass of the options of `cells`; the `Args` of its docstring are their help.
-        cells: Reads the data that the options name.
-        ks: Cut-offs of the hit rates.
-        mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
-        headline: The main metrics.
-        averages: Whether the average over the cells of a table is the main score, not each cell.
-        by: A label of the cells: each of its values has an average of its own.
-        notes: Below the tables, by title: of a section, or of a kind of groups.
-        tables: Makes further tables.
-    """
-
-    name: str
-    title: str
-    summary: str
-    options: type
-    cells: Callable[[Any], Sequence[Cell]]
-    ks: Sequence[int] = (1, 5, 10)
-    mrr: int | None = 10
-    headline: Sequence[str] = ("hit_rate@1",)
-    averages: bool = False
-    by: str | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
-    tables: Callable[[Sequence[CellScores]], list[Table]] = lambda scores: []
-
-
-def find_task(name: str) -> Task:
-    """The benchmark of a name.
-
-    Raises:
-        ValueError: There is none; the message names the nearest and all.
-    """
-    if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        raise ValueError(f"benchmark {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {[*TASKS]}"))
-    task: Task = import_module(f"conjoin.evaluation.tasks.{name}").TASK
-    return task
 
 
 def evaluate(
@@ -140,19 +96,12 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
     results.tables += task.tables(scores)
     if (table := baseline_table(scores)) is not None:
         results.tables.append(table)
-    results.examples = task_examples(scores)
+    count = min(3, max(1, _EXAMPLES // len(scores)))
+    for each in scores:
+        shown = dict.fromkeys([*each.sample(count), *each.sample(count, missed=True)])
+        results.examples += each.examples(list(shown))
     results.examples_note = "Queries evenly spaced in the data, then queries whose first result is wrong."
     return results
-
-
-def task_examples(scores: Sequence[CellScores]) -> list[Example]:
-    """Some searches of each cell, then as many whose first result is wrong."""
-    count = min(3, max(1, _EXAMPLES // max(len(scores), 1)))
-    examples: list[Example] = []
-    for each in scores:
-        chosen = each.sample(count)
-        examples += each.examples([*chosen, *(id_ for id_ in each.sample(count, missed=True) if id_ not in chosen)])
-    return examples
 
 
 def baseline_table(scores: Sequence[CellScores]) -> Table | None:
@@ -165,21 +114,13 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
     options, out = replace(vectors.options, reranker=None), vectors.folder.parent
     if not (len(vectors) <= MOST_ROWS if options.baselines is None else options.baselines):
         return None
-    cells = [(each.cell, _parts(each.cell)) for each in scores if each.cell.qrels]
-    runs: list[tuple[str, ItemEncoder, Path, list[Cell]]] = [
-        (label, vectors.encoder, out, [cell.seen_as(view) for cell, pairs in cells if _has_view(pairs, view)])
-        for view, label in VIEWS.items()
-    ]
+    runs = {label: (vectors.encoder, out) for label in (*PARTS.values(), SUM)}
     for label, other in other_encoders(vectors.encoder).items():
-        shared = [
-            cell for cell, pairs in cells if label != TOWERS or all(any(q & r for r in right) for q, right in pairs)
-        ]
-        unwritten = [
-            replace(cell, run_depth=0) for cell in shared
-        ]  # towers only find what shares a part with the query
-        runs.append((label, other, out / label.replace(" ", "-"), unwritten))
+        runs[label] = (other, out / label.replace(" ", "-"))
+    views = [_views(replace(each.cell, run_depth=0)) for each in scores if each.cell.qrels]
     rows: dict[str, list[Score]] = {}
-    for label, encoder, folder, seen in runs:
+    for label, (encoder, folder) in runs.items():
+        seen = [by_label[label] for by_label in views if label in by_label]
         for each in evaluate_cells(encoder, seen, folder, options):
             rows.setdefault(each.cell.name, []).append(replace(each.score(), labels={"": label}))
     compared = []
@@ -189,21 +130,58 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
     return replace(table, report_only=len(compared) > MOST_PRINTED) if compared else None
 
 
-def _parts(cell: Cell) -> list[tuple[set[str], list[set[str]]]]:
-    """The parts of each scored query, as far as its negative has them too, and of each of its right candidates."""
-    queries, candidates = cell.queries.parts, cell.corpus.parts
-    return [
-        (queries[id_] & candidates.get(cell.negatives.get(id_, ""), set(PARTS)), [candidates[name] for name in right])
-        for id_, right in cell.qrels.items()
-    ]
-
-
-def _has_view(pairs: Sequence[tuple[set[str], list[set[str]]]], view: View) -> bool:
-    """Whether all queries can be found as this view shows them, and it hides or separates anything."""
-    both = any(len(parts) > 1 for query, right in pairs for parts in (query, *right))
-    return both and (
-        view == "sum" or all(view in query and any(view in parts for parts in right) for query, right in pairs)
+def _views(cell: Cell) -> dict[str, Cell]:
+    """The cell as each baseline sees it, by label; without those that cannot find the answers of all queries."""
+    queries, corpus = (
+        {row["id"]: {part for part in PARTS if row.get(part) is not None} for row in _plain(rows)}
+        for rows in (cell.queries, cell.corpus)
     )
+    is_mixed, shared = False, []
+    for id_, right in cell.qrels.items():
+        own = queries[id_] & corpus.get(cell.negatives.get(id_, ""), queries[id_])
+        shared.append({part for part in own if any(part in corpus[name] for name in right)})
+        is_mixed |= any(len(parts) > 1 for parts in (own, *(corpus[name] for name in right)))
+    views = {HEADS: cell}
+    if all(shared):
+        views[TOWERS] = cell
+    if is_mixed:  # else there is nothing to hide
+        views[SUM] = _change(cell, _separated)
+        for part, label in PARTS.items():
+            if all(part in parts for parts in shared):
+                views[label] = _change(cell, partial(_alone, part=part))
+    return views
+
+
+def _change(cell: Cell, change: Callable[[Rows], Rows]) -> Cell:
+    """The cell with other rows."""
+    variants = cell.variants and change(cell.variants)
+    kept = variants if variants and (variants.rows or variants.summed) else None
+    return replace(cell, queries=change(cell.queries), corpus=change(cell.corpus), variants=kept)
+
+
+def _separated(rows: Rows) -> Rows:
+    """Rows whose vectors are the sum of those of their parts."""
+    parts = [_alone(rows, part) for part in ("image", "text")]
+    return Rows(f"{rows.name}-sum", [], rows.instruction, summed=[part for part in parts if part.rows])
+
+
+def _alone(rows: Rows, part: str) -> Rows:
+    """A part of each row that has it; texts without the marks of images."""
+    instruction, seen, kept = rows.instruction, [], []
+    for number, row in enumerate(_plain(rows)):
+        if row.get(part) is not None:
+            shown = plain_text(row.get("image"), row["text"]) if part == "text" else row[part]
+            seen.append({"id": row["id"], part: shown})
+            kept.append(number)
+    if not isinstance(instruction, str | None):
+        instruction = [instruction[number] for number in kept]
+    return Rows(f"{rows.name}-{part}", seen, instruction)
+
+
+def _plain(rows: Rows) -> Iterable[Mapping[str, Any]]:
+    """The rows, with images as files or bytes."""
+    is_dataset = isinstance(rows.rows, datasets.Dataset | datasets.IterableDataset)
+    return undecoded(rows.rows) if is_dataset else rows.rows
 
 
 def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:

@@ -9,13 +9,8 @@ from tiny_encoder import tiny_encoder
 
 @pytest.fixture
 def few(load_first_emoji, monkeypatch):
-    for room in ("evaluation.tasks.emoji", "data.emoji.triplets"):
-        monkeypatch.setattr(f"conjoin.{room}.load_emoji", load_first_emoji)
-
-
-def test_queries_and_gallery_need_two_artists():
-    with pytest.raises(ValueError, match=r"both drawn by 'twemoji'"):
-        emoji_rows(EmojiOptions(query_style="twemoji"))
+    for room in ("sample", "triplets"):
+        monkeypatch.setattr(f"conjoin.data.emoji.{room}.load_emoji", load_first_emoji)
 
 
 @pytest.mark.slow

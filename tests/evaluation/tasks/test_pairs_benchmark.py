@@ -106,7 +106,7 @@ def test_equal_vectors_find_nothing_but_their_own(pairs, tmp_path):
         assert value == pytest.approx(np.mean([1 / rank for rank in ranks[asked]]))
 
 
-def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path):
+def test_prompts_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path):
     seen = []
 
     class Told(type(tiny_encoder())):
@@ -115,10 +115,11 @@ def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path)
             return super().encode_batches(items, *args, **kwargs)
 
     encoder = Told(tiny_encoder().model, tiny_encoder().processor)
-    told = {"text_instruction": "Find an image.", "cells": list(CELLS[:2])}
-    first = run(encoder, pairs, tmp_path / "out", **told)
-    assert seen == [("Find an image.", 8), (None, 5), (None, 8)]
-    assert run(encoder, pairs, tmp_path / "out", **told) == first and len(seen) == 3
+    how = EvaluateOptions(baselines=False, prompt="Find it.")
+    first = evaluate(encoder, "pairs", tmp_path / "out", how, data=pairs, cells=list(CELLS[:2]))
+    assert seen == [("Find it.", 8), ("Find it.", 5), (None, 5), (None, 8)]
+    again = evaluate(encoder, "pairs", tmp_path / "out", how, data=pairs, cells=list(CELLS[:2]))
+    assert again == first and len(seen) == 4
 
 
 def test_queries_search_a_whole_gallery(pairs, tmp_path):

@@ -6,15 +6,12 @@ concept's other name, or both. Avg of triplets: see the benchmark "symmetric". T
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import datasets
+from conjoin.evaluation.tasks import Cell, Rows, Task
 
-from conjoin.data import load_emoji, symmetric_triplets
-from conjoin.data.emoji.sample import emoji_concepts
-from conjoin.evaluation.benchmark import Task
-from conjoin.evaluation.task import Cell, Rows
-from conjoin.evaluation.tasks.symmetric import triplet_cell
+if TYPE_CHECKING:
+    import datasets
 
 PARTS = ("image", "text", "image+text")
 _TITLES = {
@@ -25,38 +22,33 @@ _TITLES = {
 
 @dataclass(kw_only=True)
 class EmojiOptions:
-    """Which concepts are queries, and how they are drawn and named.
+    """Which concepts are queries, and how they are named.
 
     Args:
         split: Concepts to evaluate on.
-        query_style: Artist of the queries' pictures.
-        gallery_style: Artist of the gallery's pictures.
         language: Language of the names in the queries, such as de; the gallery has English names.
     """
 
     split: Literal["test", "validation"] = "test"
-    query_style: Literal["twemoji", "openmoji"] = "openmoji"
-    gallery_style: Literal["twemoji", "openmoji"] = "twemoji"
     language: str = "en"
 
 
-def emoji_rows(options: EmojiOptions) -> tuple[datasets.Dataset, datasets.Dataset]:
+def emoji_rows(options: EmojiOptions) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The concepts as queries, and the same concepts in the same order as candidates.
 
-    A query is a concept's name, its picture by the other artist, or both. A candidate is the picture by the gallery's
-    artist, the concept's other name (its only name if it has one), or both.
+    A query is a concept's name, its picture by OpenMoji, or both. A candidate is the picture by Twemoji, the concept's
+    other name (its only name if it has one), or both.
 
     Raises:
-        ValueError: Both styles are the same, or the language is unknown.
+        ValueError: The language is unknown.
     """
-    styles = (options.query_style, options.gallery_style)
-    if styles[0] == styles[1]:
-        raise ValueError(f"queries and gallery are both drawn by {styles[0]!r}; choose two styles")
-    drawn = load_emoji(options.split, styles=styles[::-1])
-    rows: dict[str, dict[str, int]] = {style: {} for style in styles}
+    from conjoin.data.emoji.sample import emoji_concepts, load_emoji
+
+    drawn = load_emoji(options.split, styles=("twemoji", "openmoji"))
+    rows: dict[str, dict[str, int]] = {"openmoji": {}, "twemoji": {}}
     for row, (style, concept) in enumerate(zip(drawn["style"], drawn["concept"], strict=True)):
         rows[style][concept] = row
-    shared = [concept for concept in rows[styles[0]] if concept in rows[styles[1]]]
+    shared = [concept for concept in rows["openmoji"] if concept in rows["twemoji"]]
     queries, gallery = (drawn.select([of_style[concept] for concept in shared]) for of_style in rows.values())
     names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
     gallery = gallery.remove_columns("text").add_column("text", names)
@@ -74,12 +66,16 @@ def emoji_cells(options: EmojiOptions) -> list[Cell]:
     Where query and candidate both have text, only concepts with two names are queries: string equality would find the
     others. All candidates are encoded once; a local gallery is the part of one modality.
     """
+    from conjoin.data import symmetric_triplets
+    from conjoin.data.columns import undecoded
+    from conjoin.evaluation.tasks.symmetric import triplet_cell
+
     queries, gallery = emoji_rows(options)
     asked = {part: Rows(f"queries-{part}", queries.select_columns(["id", *part.split("+")])) for part in PARTS}
     candidates: list[dict[str, Any]] = []
     for part in PARTS:
-        plain = gallery.cast_column("image", datasets.Image(decode=False))
-        candidates += [{"id": f"{part}/{row['id']}"} | {name: row[name] for name in part.split("+")} for row in plain]
+        columns = undecoded(gallery).select_columns(["id", *part.split("+")])
+        candidates += [row | {"id": f"{part}/{row['id']}"} for row in columns]
     corpus = Rows("gallery", candidates)
     pools = {part: [row["id"] for row in candidates if row["id"].startswith(f"{part}/")] for part in PARTS}
     named_twice = [text is not None for text in gallery["alternative_text"]]
@@ -91,8 +87,7 @@ def emoji_cells(options: EmojiOptions) -> list[Cell]:
         among = pools[target] if setting == "local" else None
         name = f"{setting} {query} → {target}"
         cells.append(Cell(name, asked[query], corpus, qrels, among, section=_TITLES[setting]))
-    styles: dict[str, Any] = {"query_style": options.gallery_style, "positive_style": options.query_style}
-    return [*cells, triplet_cell("emoji triplets", symmetric_triplets(options.split, **styles))]
+    return [*cells, triplet_cell("emoji triplets", symmetric_triplets(options.split))]
 
 
 TASK = Task(

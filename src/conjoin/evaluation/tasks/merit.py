@@ -4,15 +4,11 @@ R@k: a right product among the first k; MRR@10 counts ranks up to 10. Wrong cand
 count as better. In examples, [1], [2] stand for the images.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
-from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
-from conjoin.evaluation.benchmark import Task
-from conjoin.evaluation.task import Cell, Rows
+from conjoin.evaluation.tasks import Cell, Rows, Task
 
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
@@ -49,6 +45,9 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
         FileNotFoundError: A file is missing.
         ValueError: A malformed query or product (it is named), an unknown subset or part, or no query in the subsets.
     """
+    from conjoin.data import MeritItems, MeritProducts, MeritQueryRows, merit_queries
+    from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
+
     data, without = Path(options.data), options.without
     if not set(without) <= set(PARTS):
         raise ValueError(f"without {without}; expected some of {', '.join(PARTS)}")
@@ -64,26 +63,23 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
         raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
     held = {query.id: ood_subsets(query, products, values) for query in queries}
     subsets = {name: [id_ for id_, own in held.items() if name in own] for name in options.subset or names}
-    named = {id_ for ids in subsets.values() for id_ in ids}
-    kept = [query for query in queries if options.subset is None or query.id in named]
+    wanted = set(options.subset or names)
+    kept = [query for query in queries if options.subset is None or not wanted.isdisjoint(held[query.id])]
     if not kept:
         raise ValueError(f"none of the {len(queries)} queries is in {', '.join(options.subset or ())}")
 
-    def group(name_of: Callable[[MeritQuery], str]) -> dict[str, list[str]]:
-        """Ids of queries by name, `"several"` last."""
-        by_name: dict[str, list[str]] = {}
-        for query in kept:
-            by_name.setdefault(name_of(query), []).append(query.id)
-        return {name: by_name[name] for name in sorted(by_name, key=lambda name: (name == "several", name))}
-
-    def language(query: MeritQuery) -> str:
-        languages = {products[pid].language for pid in (*query.products, *query.positives)}
-        return languages.pop() if len(languages) == 1 else "several"
-
+    languages, sizes = dict[str, list[str]](), dict[str, list[str]]()
+    for query in kept:
+        named = {products[pid].language for pid in (*query.products, *query.positives)}
+        languages.setdefault(named.pop() if len(named) == 1 else "several", []).append(query.id)
+        sizes.setdefault(str(len(query.products)), []).append(query.id)
+    groups = {
+        "language": {name: languages[name] for name in sorted(languages, key=lambda name: (name == "several", name))}
+    }
+    if any(subsets.values()):  # a catalogue of the user's own has none
+        groups["subset"] = subsets
+    groups["number of products in the query"] = dict(sorted(sizes.items()))
     folder = "-".join([options.split, *(f"without-{part}" for part in PARTS if part in without)])
-    groups = {"language": group(language)}
-    groups |= {"subset": subsets} if named else {}  # a catalogue of the user's own has none
-    groups["number of products in the query"] = group(lambda query: str(len(query.products)))
     return [
         Cell(
             options.split,

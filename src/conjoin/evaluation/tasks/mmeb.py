@@ -8,9 +8,7 @@ is an image.
 from dataclasses import dataclass
 from pathlib import Path
 
-from conjoin.data.mmeb import find_subsets, mmeb_item, mmeb_modality, read_subset
-from conjoin.evaluation.benchmark import Task
-from conjoin.evaluation.task import Cell, Rows
+from conjoin.evaluation.tasks import Cell, Rows, Task
 
 COLUMNS = ("qry_text", "qry_img_path", "tgt_text", "tgt_img_path")
 
@@ -40,6 +38,8 @@ def mmeb_cells(options: MmebOptions) -> list[Cell]:
         FileNotFoundError: As `find_subsets`, or a missing image.
         ValueError: As `find_subsets`, or a malformed row; the message names file and row.
     """
+    from conjoin.data.mmeb import find_subsets, mmeb_item, mmeb_modality, read_subset
+
     images, cells = Path(options.images or options.data), []
     for name, path in find_subsets(options.data, options.subsets).items():
         queries, targets, pools = [], dict[tuple[str, str], str](), dict[str, list[str]]()

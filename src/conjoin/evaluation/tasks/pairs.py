@@ -7,17 +7,14 @@ tie with the best right one count as better.
 
 import unicodedata
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import datasets
-import numpy as np
+from conjoin.evaluation.tasks import Cell, Rows, Task
 
-from conjoin.data import load_pairs
-from conjoin.data.pairs import undecoded
-from conjoin.evaluation.benchmark import Task
-from conjoin.evaluation.results import Metric, Table, TableRow
-from conjoin.evaluation.task import Cell, CellScores, Rows
-from conjoin.storage.fingerprints import row_digest
+if TYPE_CHECKING:
+    from conjoin.evaluation.results import Table, TableRow
+    from conjoin.evaluation.task import CellScores
 
 CELLS = ("text → image", "image → text", "text → image+text")
 _WRONG_SHARE = 0.95
@@ -38,8 +35,6 @@ class PairsOptions:
         text_column: Column of the texts, when it cannot be guessed; of several, the texts are joined.
         id_column: Column of the ids, when it cannot be guessed.
         gallery: Further candidates: the catalogue of which the data are the held-out part.
-        text_instruction: Instruction for texts that search.
-        image_instruction: Instruction for images that search for texts.
         cells: Only these, of "text → image", "image → text" and "text → image+text".
     """
 
@@ -49,8 +44,6 @@ class PairsOptions:
     text_column: list[str] | None = None
     id_column: str | None = None
     gallery: str | None = None
-    text_instruction: str | None = None
-    image_instruction: str | None = None
     cells: list[str] | None = None
 
 
@@ -63,6 +56,12 @@ def pairs_cells(options: PairsOptions) -> list[Cell]:
     Raises:
         ValueError: An unknown cell, or a source that cannot be read.
     """
+    import datasets
+
+    from conjoin.data import load_pairs
+    from conjoin.data.columns import undecoded
+    from conjoin.storage.fingerprints import row_digest
+
     names = options.cells or list(CELLS)
     if not set(names) <= set(CELLS):
         raise ValueError(f"unknown cells {names}; expected some of {CELLS}")
@@ -86,7 +85,6 @@ def pairs_cells(options: PairsOptions) -> list[Cell]:
             first.setdefault(key, row)
         id_of[part] = {key: ids[row] for key, row in first.items()}
         items[part] = Rows(part, rows.select(list(first.values())).select_columns(["id", *part.split("+")]))
-    told = {"text": options.text_instruction, "image": options.image_instruction}
     cells = []
     for name in names:
         source, target = name.split(" → ")
@@ -94,13 +92,16 @@ def pairs_cells(options: PairsOptions) -> list[Cell]:
         for key, partner in zip(keys[source], keys[target], strict=True):
             if id_of[source][key] in qrels:
                 qrels[id_of[source][key]].add(id_of[target][partner])
-        queries = replace(items[source], instruction=told[source])
-        cells.append(Cell(name, queries, items[target], {id_: sorted(right) for id_, right in qrels.items()}))
+        cells.append(Cell(name, items[source], items[target], {id_: sorted(right) for id_, right in qrels.items()}))
     return cells
 
 
-def wrong_scores(scores: Sequence[CellScores]) -> list[Table]:
+def wrong_scores(scores: "Sequence[CellScores]") -> "list[Table]":
     """Of each cell the score that 95 % of the best wrong answers lie below, and the share of right ones above it."""
+    import numpy as np
+
+    from conjoin.evaluation.results import Metric, Table
+
     rows: list[TableRow] = []
     for each in scores:
         found = zip(each.cell.qrels.values(), each.results.ids, strict=True)

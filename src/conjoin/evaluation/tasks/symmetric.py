@@ -5,20 +5,15 @@ more similar to X than X⁻. R@k: X⁺ among the first k of the items of all tri
 the mean of R@1, R@5 and R@10; Avg: the mean of mR and Precision. Ties are failures.
 """
 
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
+from conjoin.evaluation.tasks import Cell, Rows, Task
 
-from conjoin.data import load_pairs, load_triplets
-from conjoin.data.columns import undecoded
-from conjoin.evaluation.benchmark import Task
-from conjoin.evaluation.task import Cell, Rows
-from conjoin.storage.fingerprints import text_digest
+if TYPE_CHECKING:
+    import datasets
 
 
 @dataclass(kw_only=True)
@@ -38,20 +33,10 @@ class SymmetricOptions:
     instruction: str | None = None
 
 
-class _Joined:
-    """The rows of two sources, one after the other, at every reading."""
-
-    def __init__(self, *sources: Iterable[Mapping[str, Any]]) -> None:
-        self.sources = sources
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return itertools.chain(*self.sources)
-
-
 def triplet_cell(
     name: str,
-    triplets: datasets.Dataset,
-    distractors: datasets.Dataset | datasets.IterableDataset | None = None,
+    triplets: "datasets.Dataset",
+    distractors: "datasets.Dataset | datasets.IterableDataset | None" = None,
     instruction: str | None = None,
 ) -> Cell:
     """The cell of triplets. An item of several triplets, with the same image and text, is one candidate.
@@ -67,6 +52,11 @@ def triplet_cell(
     Raises:
         ValueError: No triplets, or two equal items in a triplet.
     """
+    import datasets
+
+    from conjoin.data.columns import IMAGE, undecoded
+    from conjoin.storage.fingerprints import text_digest
+
     items: dict[str, dict[str, Any]] = {}
     sides: dict[str, list[dict[str, Any]]] = {"query": [], "variant": []}
     qrels, negatives, excluded, kinds = {}, {}, {}, dict[str, list[str]]()
@@ -78,7 +68,7 @@ def triplet_cell(
                 sides[role].append({"id": row["id"], **item})
             if role != "variant":
                 keys.append(text_digest(json.dumps(item, sort_keys=True, default=bytes.hex)))
-                items.setdefault(keys[-1], {"id": keys[-1], **item})
+                items.setdefault(keys[-1], {"id": keys[-1], "image": None, "text": None, **item})
         if len(set(keys)) < 3:
             raise ValueError(f"triplet {row['id']!r}: two of query, positive and negative are the same item")
         excluded[row["id"]], qrels[row["id"]], negatives[row["id"]] = [keys[0]], [keys[1]], keys[2]
@@ -87,12 +77,18 @@ def triplet_cell(
     if not items:
         raise ValueError("there are no triplets to evaluate")
     queries, variants = (Rows(f"{name}, {role}", rows, instruction) for role, rows in sides.items())
-    others = Rows("distractors", [] if distractors is None else undecoded(distractors))
-    corpus = _Joined(items.values(), others.rows)
+    text = datasets.Value("string")
+    corpus: Any = datasets.Dataset.from_list(
+        [*items.values()], features=datasets.Features({"id": text, "image": IMAGE, "text": text})
+    )
+    if distractors is not None:
+        own = corpus if isinstance(distractors, datasets.Dataset) else corpus.to_iterable_dataset()
+        more = undecoded(distractors).select_columns(["id", "image", "text"])
+        corpus = datasets.concatenate_datasets([own, more])
     return Cell(
         name,
         queries,
-        Rows(f"{name}, candidates", corpus, instruction, lambda id_: items[id_] if id_ in items else others.row(id_)),
+        Rows(f"{name}, candidates", corpus, instruction),
         qrels,
         excluded=excluded,
         negatives=negatives,
@@ -103,12 +99,12 @@ def triplet_cell(
 
 def symmetric_cells(options: SymmetricOptions) -> list[Cell]:
     """The cell of a file of triplets, or of triplets that are loaded."""
+    from conjoin.data import load_pairs, load_triplets
+
     more = options.distractors and load_pairs(options.distractors, streaming=options.streaming)
-    is_loaded = isinstance(options.data, datasets.Dataset)
-    name, triplets = (
-        ("triplets", options.data) if is_loaded else (Path(options.data).stem, load_triplets(options.data))
-    )
-    return [triplet_cell(name, triplets, more, options.instruction)]
+    if not isinstance(options.data, str | Path):
+        return [triplet_cell("triplets", options.data, more, options.instruction)]
+    return [triplet_cell(Path(options.data).stem, load_triplets(options.data), more, options.instruction)]
 
 
 TASK = Task(
