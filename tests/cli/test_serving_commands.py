@@ -11,12 +11,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from types import SimpleNamespace
 
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.serving.app import PageOptions
+from conjoin.serving.app import Asked
 from conjoin.serving.http import run_server
 from conjoin.serving.searcher import Searcher
 
@@ -44,13 +43,14 @@ def test_the_options_of_the_page(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr("conjoin.retrieval.open_collection", lambda uri: None)
     monkeypatch.setattr("conjoin.retrieval.search.check_column", lambda *args: None)
-    monkeypatch.setattr(Searcher, "load", lambda *args, **options: SimpleNamespace(hidden_pictures=None))
-    monkeypatch.setattr("conjoin.serving.app.make_app", lambda *args, **options: made.append(options["options"]))
+    monkeypatch.setattr("conjoin.retrieval.pictures.hidden_pictures", lambda collection: None)
+    monkeypatch.setattr(Searcher, "load", lambda *args, **options: None)
+    monkeypatch.setattr("conjoin.serving.app.make_app", lambda *args, **options: made.append(options))
     monkeypatch.setattr("conjoin.serving.http.run_server", lambda *args: None)
     words = "--weight image=0.3 text=0.7 --group-by product --min-score 0.2 --title-column name -k 7"
     assert main(["app", str(tmp_path), *words.split()]) == 0
-    weights = {"image": 0.3, "text": 0.7}
-    assert made == [PageOptions(k=7, title_column="name", group_by="product", weights=weights, min_score=0.2)]
+    assert made[0]["first"] == Asked(k=7, image_weight=0.3, text_weight=0.7, min_score=0.2)
+    assert (made[0]["title_column"], made[0]["group_by"]) == ("name", "product")
 
 
 @pytest.mark.parametrize(

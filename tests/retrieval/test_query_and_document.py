@@ -97,7 +97,7 @@ def test_the_app_and_the_endpoint(options, prompted, collection):
 
     searcher = Searcher.load(collection, device="cpu", **options)
     wanted = ranked(prompted[1], prompt=options.get("prompt"))
-    same([[vars(hit) for hit in hits] for hits in searcher.search(QUERIES, 6, hybrid=False)], wanted)
+    same([[vars(hit) for hit in hits] for hits in searcher.search(QUERIES, 6)], wanted)
     client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1")
     body = {"items": QUERIES, "k": 6, "hybrid": False}
     same(client.post("/search", json=body).json()["results"], wanted)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conjoin.serving.app import PageOptions, make_app
+from conjoin.serving.app import Asked, make_app
 from conjoin.serving.http import run_server
 from tiny_serving import LIMITS, png, sent
 
@@ -31,7 +31,7 @@ def url(searcher):
     """The address of the running app."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    app = make_app([searcher], limits=LIMITS, options=PageOptions(k=5))
+    app = make_app([searcher], limits=LIMITS, first=Asked(k=5))
     threading.Thread(target=run_server, args=(app, "127.0.0.1", port), daemon=True).start()
     for _ in range(10 * SECONDS):
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}"):

@@ -73,7 +73,7 @@ def test_a_query_and_a_result_are_explained_by_an_image_and_a_text(folder):
     row = searcher.search(["a red thing"], 1)[0][0].row
     html = explain_result(searcher, "a <red> thing", [], row)
     assert html.count("<figure>") == 2
-    assert "The result&#x27;s image and your text" in html
+    assert "The result&#39;s image and your text" in html
     assert "<red>" not in html
     image = Image.new("RGB", (9, 9), "red")
     assert explain_result(searcher, None, [image], row).count("<figure>") == 2

@@ -49,8 +49,9 @@ def run(options: Options) -> None:
         raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {options.k}")
 
     from conjoin.retrieval import open_collection
+    from conjoin.retrieval.pictures import hidden_pictures
     from conjoin.retrieval.search import check_column
-    from conjoin.serving.app import PageOptions, make_app
+    from conjoin.serving.app import Asked, make_app
     from conjoin.serving.http import print_line, run_server
     from conjoin.serving.searcher import Searcher
 
@@ -59,13 +60,12 @@ def run(options: Options) -> None:
             check_column(open_collection(uri), column)
     how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
     searchers = [Searcher.load(uri, model, limits, **how) for uri, model in zip(collections, models, strict=True)]
-    for hidden in filter(None, dict.fromkeys(searcher.hidden_pictures for searcher in searchers)):
+    for hidden in filter(None, dict.fromkeys(hidden_pictures(open_collection(uri)) for uri in collections)):
         print_line(hidden)
-    page = PageOptions(
-        k=options.k,
-        title_column=options.title_column,
-        group_by=options.group_by,
-        weights=dict(options.weight),
-        min_score=options.min_score,
+    weights = dict(options.weight)
+    first = Asked(
+        k=options.k, image_weight=weights.get("image"), text_weight=weights.get("text"), min_score=options.min_score
     )
-    run_server(make_app(searchers, limits=limits, host=options.host, options=page), options.host, options.port)
+    columns = {"title_column": options.title_column, "group_by": options.group_by}
+    app = make_app(searchers, limits=limits, host=options.host, first=first, **columns)
+    run_server(app, options.host, options.port)

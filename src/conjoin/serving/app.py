@@ -5,13 +5,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
-from conjoin.serving.html import CLICK, NOTHING, STYLE, columns_html, message, results_html
+from conjoin.serving.html import CLICK, NOTHING, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, Gate, missing
 from conjoin.serving.limits import Limits, check_count, check_pixels, check_where, make_item, read_picture
 from conjoin.serving.snippet import python_code
@@ -23,8 +22,6 @@ FILTERS = 4
 """Columns with few values that get a list to choose from."""
 
 START = "Write a text, add images, or both. Choose a result to see what it shares with the query."
-_FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", "Arial", "sans-serif"]
-_MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 
 
 class Asked(NamedTuple):
@@ -47,7 +44,7 @@ class Asked(NamedTuple):
     k: int = 12
     least: float | None = None
     most: float | None = None
-    where: str | None = None
+    where: str = ""
     image_weight: float | None = None
     text_weight: float | None = None
     min_score: float | None = None
@@ -63,60 +60,40 @@ class Query(NamedTuple):
     found: "list[list[Found]]"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageOptions:
-    """What the page shows at first, and how it names and groups results.
-
-    Attributes:
-        k: Results.
-        title_column: The column that names a result; its text, or else its id, if None.
-        group_by: A column, such as a product's id: only the best row of each of its values is shown.
-        weights: Of the parts `"image"` and `"text"` of a query; the model embeds both together if empty.
-        min_score: Results with a lower score are not shown.
-    """
-
-    k: int = 12
-    title_column: str | None = None
-    group_by: str | None = None
-    weights: Mapping[str, float] = field(default_factory=dict)
-    min_score: float | None = None
-
-
 class SearchPage:
     """What the page does, without the page.
 
     Args:
         searchers: One or two.
         limits: What is accepted.
-        options: What is shown.
-        is_local: Whether only this machine sees the page, so that it may name folders.
+        first: What the page asks for at first.
+        title_column: The column that names a result; its text, or else its id, if None.
+        group_by: A column, such as a product's id: only the best row of each of its values is shown.
     """
 
     def __init__(
         self,
         searchers: "Sequence[Searcher]",
         limits: Limits,
-        options: PageOptions = PageOptions(),
-        is_local: bool = True,
+        first: Asked = Asked(),
+        title_column: str | None = None,
+        group_by: str | None = None,
     ) -> None:
-        self.searchers, self.limits, self.options, self.is_local = searchers, limits, options, is_local
-        first, *others = [searcher.columns for searcher in searchers]
+        self.searchers, self.limits = searchers, limits
+        self.first, self.title_column, self.group_by = first, title_column, group_by
+        columns, *others = [searcher.columns for searcher in searchers]
         self.columns = [
-            column for column in first if all(column.name in {each.name for each in some} for some in others)
+            column for column in columns if all(column.name in {each.name for each in some} for some in others)
         ]
-        self.choices = [(column.name, column.values) for column in self.columns if len(column.values or ()) > 1][
-            :FILTERS
-        ]
+        choices = [(column.name, column.values) for column in self.columns if len(column.values or ()) > 1]
+        self.choices = choices[:FILTERS]
         numbers = ((column.name, *column.ends) for column in self.columns if column.ends and column.name != "id")
         self.number = next((each for each in numbers if each[1] < each[2]), None)
-        weights = options.weights.get("image"), options.weights.get("text")
-        self.first = Asked(None, options.k, None, None, "", *weights, options.min_score)
 
     def describe(self) -> str:
-        """Lines on the collections, as HTML."""
+        """The models and the rows of the collections, as HTML."""
         shown = [f"{each.model_name}: {len(each.collection or ()):,} rows" for each in self.searchers]
-        hidden = {searcher.hidden_pictures for searcher in self.searchers if self.is_local}
-        return "".join(map(message, [" · ".join(shown), *sorted(filter(None, hidden))]))
+        return message(" · ".join(shown))
 
     def search(self, asked: Asked, offset: int = 0) -> tuple[list[str], str, Query | None]:
         """Search; returns the results of each collection as HTML, the code, and the query.
@@ -131,42 +108,42 @@ class SearchPage:
 
     def _search(self, asked: Asked, offset: int) -> tuple[list[str], str, Query | None]:
         given = asked.query or {}
-        text, k, group_by = (given.get("text") or "").strip() or None, asked.k, self.options.group_by
+        text, k = (given.get("text") or "").strip() or None, asked.k
         chosen = zip((name for name, _ in self.choices), asked.chosen, strict=False)
         ranges = {self.number[0]: (asked.least, asked.most)} if self.number else {}
-        where = condition(dict(chosen), ranges, check_where(asked.where or "", self.limits))
+        where = condition(dict(chosen), ranges, check_where(asked.where, self.limits))
         paths = [Path(path) for path in given.get("files") or ()]
         if text is None and not paths:
-            found = [searcher.browse(k, where, group_by, offset) for searcher in self.searchers]
+            found = [searcher.browse(k, where, self.group_by, offset) for searcher in self.searchers]
             return [self._html(index, START, hits, offset) for index, hits in enumerate(found)], "", None
         check_count(paths, self.limits)
         pictures = [read_picture(path.read_bytes(), f"the file {path.name!r}", self.limits) for path in paths]
         check_pixels(pictures, self.limits)
         item = make_item(text, pictures, self.limits)
-        weights = {"image": asked.image_weight, "text": asked.text_weight}
-        how: dict[str, Any] = {
-            "where": where,
-            "weights": {part: weight for part, weight in weights.items() if weight is not None} or None,
-            "group_by": group_by,
-            "min_score": asked.min_score,
-        }
-        hybrid = None if asked.hybrid else False
+        given_weights = {"image": asked.image_weight, "text": asked.text_weight}
+        weights = {part: weight for part, weight in given_weights.items() if weight is not None} or None
         found, lines, codes = [], [], []
         for searcher in self.searchers:
-            words = searcher.words([item], hybrid, how["weights"], asked.min_score)
+            words = searcher.words([item], None if asked.hybrid else False, weights, asked.min_score)
+            how: dict[str, Any] = {
+                "text": words and words[0],
+                "where": where,
+                "weights": weights,
+                "group_by": self.group_by,
+                "min_score": asked.min_score,
+            }
             started = time.perf_counter()
-            hits = searcher.search([item], k, offset=offset, hybrid=hybrid, pictures=True, **how)[0]
+            hits = searcher.search([item], k, offset=offset, pictures=True, **how)[0]
             found.append(hits)
             lines.append(f"{len(hits)} results in {1000 * (time.perf_counter() - started):.0f} ms")
-            arguments = {"k": offset + k, "text": words and words[0], **how}
-            codes.append(python_code(searcher, text, [path.name for path in paths], arguments))
+            codes.append(python_code(searcher, text, [path.name for path in paths], {"k": offset + k, **how}))
         if len(found) > 1:
             lines[0] += f" · {len(set.intersection(*({hit.id for hit in hits} for hits in found)))} found by both"
         pages = [self._html(index, lines[index], hits, offset, asked.min_score) for index, hits in enumerate(found)]
         return pages, "\n".join(codes), Query(text, [picture.source for picture in pictures], found)
 
     def _html(
-        self, index: int, line: str, hits: "Sequence[Found]", offset: int = 0, min_score: float | None = None
+        self, index: int, line: str, hits: "Sequence[Found]", offset: int, min_score: float | None = None
     ) -> str:
         """The results of a collection as HTML, below a line on them."""
         from conjoin.retrieval.pictures import picture_folders
@@ -176,7 +153,7 @@ class SearchPage:
         number, folders = self.number and self.number[0], picture_folders(searcher.source)
         nothing = NOTHING if min_score is None else f"Nothing similar was found: no score reaches {min_score:g}."
         nothing = "There are no further results." if offset else nothing
-        return results_html(title, line, hits, folders, self.options.title_column, number, nothing)
+        return results_html(title, line, hits, folders, self.title_column, number, nothing)
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
@@ -190,7 +167,7 @@ class SearchPage:
             shared = explain_result(self.searchers[side], query.text, query.images, hit.row)
         except ValueError as error:
             return message(str(error))
-        return message(f"Result {rank}: {row_title(hit.row, hit.id, self.options.title_column)}") + shared
+        return message(f"Result {rank}: {row_title(hit.row, hit.id, self.title_column)}") + shared
 
 
 def make_app(
@@ -198,7 +175,9 @@ def make_app(
     *,
     limits: Limits = Limits(),
     host: str = LOCAL[0],
-    options: PageOptions = PageOptions(),
+    first: Asked = Asked(),
+    title_column: str | None = None,
+    group_by: str | None = None,
 ) -> Any:  # noqa: ANN401 - a FastAPI application
     """Make the app.
 
@@ -208,7 +187,9 @@ def make_app(
         searchers: One, or two that are shown side by side.
         limits: What is accepted.
         host: The address that it will listen at.
-        options: What is shown.
+        first: As for `SearchPage`.
+        title_column: Likewise.
+        group_by: Likewise.
 
     Raises:
         ImportError: Gradio is not installed.
@@ -221,7 +202,7 @@ def make_app(
         from fastapi import FastAPI
     except ImportError as error:
         missing("app", error)
-    blocks = _blocks(SearchPage(searchers, limits, options, host in LOCAL))
+    blocks = _blocks(SearchPage(searchers, limits, first, title_column, group_by))
     _accept_only_uploads(blocks, Path(uploads.name).resolve())
 
     @asynccontextmanager
@@ -238,12 +219,11 @@ def make_app(
         footer_links=[],
         run_history=False,
         max_file_size=limits.image_bytes,
-        allowed_paths=[],
         ssr_mode=False,
         show_error=False,
         enable_monitoring=False,
-        theme=gradio.themes.Default(primary_hue="blue", font=_FONT, font_mono=_MONO),
-        css=STYLE,
+        theme=gradio.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        css_paths=Path(__file__).parent / "app.css",
     )
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,8 +44,8 @@ class MicroBatcher:
         self._requests: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._stopped = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="conjoin-batches", daemon=True).start()
+        self._lock = threading.Lock()
+        self._model = ThreadPoolExecutor(1, "conjoin-batches")
 
     def encode(self, items: Sequence[Any], prompt: str | None = None, role: "Role | None" = None) -> "np.ndarray":
         """Encode the items of a request into `(N, D)`; blocks until that is done.
@@ -58,13 +58,13 @@ class MicroBatcher:
             ValueError: As `ItemEncoder.encode`.
         """
         request = _Request(items, prompt, role, Future())
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 raise BusyError("the server stops")
             if self._requests and self.waiting + len(items) > self.most:
                 raise BusyError(f"{self.waiting} items wait for the model; try again later")
             self._requests.append(request)
-            self._changed.notify()
+        self._model.submit(self._run)
         return request.answer.result()
 
     def encode_query(self, items: Sequence[Any], prompt: str | None = None, **_: Any) -> "np.ndarray":  # noqa: ANN401
@@ -81,27 +81,24 @@ class MicroBatcher:
 
     def stop(self) -> None:
         """Refuse what comes from now on, and what has no answer yet."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             for request in (*self._running, *self._requests):
                 _fail(request, BusyError("the server stops"))
             self._requests.clear()
-            self._changed.notify()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._requests or self._stopped)
-                if self._stopped:
-                    return
-                taken = [self._requests.popleft()]
-                count = len(taken[0].items)
-                while self._requests and self._requests[0].role == taken[0].role:
-                    count += len(self._requests[0].items)
-                    if count > self.batch:
-                        break
-                    taken.append(self._requests.popleft())
-                self._running = taken
+        """Answer the requests that wait, as many as one batch holds; it is called once for each request."""
+        with self._lock:
+            taken: list[_Request] = []
+            count = 0
+            while self._requests and (not taken or self._requests[0].role == taken[0].role):
+                count += len(self._requests[0].items)
+                if taken and count > self.batch:
+                    break
+                taken.append(self._requests.popleft())
+            self._running = taken
+        if taken:
             self._answer(taken)
 
     def _answer(self, requests: Sequence[_Request]) -> None:

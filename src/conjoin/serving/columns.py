@@ -28,11 +28,6 @@ class Column(NamedTuple):
     example: str
     ends: tuple[float, float] | None = None
 
-    @property
-    def quoted(self) -> str:
-        """The name as a condition writes it, whatever signs it has."""
-        return f"`{self.name}`"
-
 
 def describe_columns(collection: "Searchable") -> list[Column]:
     """The columns of a collection, from its first rows: `id` first. Those of Milvus without values."""

@@ -83,9 +83,8 @@ class SearchRequest(Items):
     min_score: FiniteFloat | None = Field(None, description="the least score of a result")
     hybrid: bool | None = Field(
         None,
-        description="whether the words of a query are searched too, and both scores added, by default where the "
-        "collection has words, and there are neither weights nor min_score; scores then only compare the results of a "
-        "query",
+        description="whether the words of a query are searched too, and both scores added; by default where the "
+        "collection has words, and there are neither weights nor min_score",
     )
 
 
@@ -160,8 +159,9 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         """Search the collection for each of the items, best first; `row` is what the collection keeps of the row."""
         items, prompt = read(request)
         where = None if request.where is None else check_where(request.where, limits)
-        how = request.model_dump(include={"offset", "weights", "group_by", "min_score", "hybrid"})
-        results = searcher.search(items, request.k, where=where, prompt=prompt, **how)
+        how = request.model_dump(include={"offset", "weights", "group_by", "min_score"})
+        words = searcher.words(items, request.hybrid, request.weights, request.min_score)
+        results = searcher.search(items, request.k, where=where, prompt=prompt, text=words, **how)
         return {"results": [[replace(hit, row=_public(hit)) for hit in hits] for hits in results]}
 
     @app.get("/pictures/{row:path}", dependencies=checks, response_class=Response)

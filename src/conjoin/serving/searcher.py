@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
 from conjoin.retrieval.collection_table import PICTURE, TEXT, index_names, published_at
 from conjoin.retrieval.encoder import Role
-from conjoin.retrieval.pictures import has_picture, hidden_pictures, make_thumbnail, picture_folders, read_picture
+from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, search_items, weighted_parts
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
@@ -96,10 +96,10 @@ class Searcher:
         _ = encoder.dimension  # the first forward pass is slow
         several = options.get("input_type") or (opened and opened.model.input_type)
         if several is None and encoder.input_type == "seq":
-            failed: list[int] = []
-            item = {"image": [Image.new("RGB", (32, 32)), Image.new("RGB", (32, 32))]}
-            encoder.encode([item], on_unusable=lambda index, error: failed.append(index))
-            encoder.input_type = "avg" if failed else "seq"
+            try:
+                encoder.encode([{"image": [Image.new("RGB", (32, 32))] * 2}])
+            except ValueError:
+                encoder.input_type = "avg"
         return searcher
 
     @property
@@ -117,11 +117,6 @@ class Searcher:
     def columns(self) -> list[Column]:
         """The columns that a condition may name."""
         return [] if self.collection is None else describe_columns(self.collection)
-
-    @property
-    def hidden_pictures(self) -> str | None:
-        """Which option shows pictures that may not be shown; None if there are none."""
-        return None if self.collection is None else hidden_pictures(self.collection)
 
     def refresh(self) -> bool:
         """Search the published version of the collection from now on; returns whether it is another.
@@ -170,13 +165,9 @@ class Searcher:
         k: int = 10,
         *,
         offset: int = 0,
-        where: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        group_by: str | None = None,
-        min_score: float | None = None,
-        hybrid: bool | None = None,
         prompt: str | None = None,
         pictures: bool = False,
+        **how: Any,  # noqa: ANN401
     ) -> list[list[Found]]:
         """Search for items as `search_items` does; one list of results for each, best first.
 
@@ -184,31 +175,23 @@ class Searcher:
             items: The queries.
             k: Results of each.
             offset: Results that are left out before them.
-            where: Search only the rows that this condition holds for.
-            weights: Of the parts `"image"` and `"text"` of the queries.
-            group_by: A column: only the best row of each of its values is a result.
-            min_score: Results with a lower score are left out.
-            hybrid: Whether the words of a query are searched too; see `words`.
             prompt: Of the queries, in place of the server's or the model's own.
             pictures: Also give the thumbnails of the rows, as `"picture"`, where the collection keeps them.
+            how: As for `search_items`; see `words` for `text`.
 
         Raises:
             BusyError: Too many items wait for the model.
             ItemError: An item cannot be used.
-            ValueError: There is no collection; `k` or `offset` is out of range; the condition cannot be evaluated;
-                there is no column `group_by`; a part of an item has no weight; or words are wanted that the collection
-                does not index, or with a `min_score`.
+            ValueError: There is no collection; `k` or `offset` is out of range; and as `search_items`.
         """
         collection, batcher = self._check_range(k, offset), self.batcher
-        how: dict[str, Any] = {"weights": weights, "group_by": group_by, "min_score": min_score, "where": where}
         how |= {"prompt": self.query_prompt if prompt is None else prompt}
-        how |= {"text": self.words(items, hybrid, weights, min_score)}
         try:
             found = search_items(collection, batcher, items, offset + k, **how)  # type: ignore[arg-type]
         except ItemError as error:
-            if weights is None:
+            if how.get("weights") is None:
                 raise
-            raise ItemError(weighted_parts(items, weights)[error.item][0], error.problem) from error
+            raise ItemError(weighted_parts(items, how["weights"])[error.item][0], error.problem) from error
         results = []
         for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
             rows = zip(ids[offset:], scores[offset:], collection.rows(ids[offset:], pictures), strict=False)
@@ -221,7 +204,7 @@ class Searcher:
         self,
         items: Sequence[Any],
         hybrid: bool | None = None,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[Any, float] | None = None,
         min_score: float | None = None,
     ) -> list[str] | None:
         """The text of each item to search its words, "" for none; None if no words are searched.

@@ -21,25 +21,21 @@ def python_code(searcher: "Searcher", text: str | None, images: Sequence[str], a
         loading["input_type"] = encoder.input_type
     if searcher.query_prompt != encoder.prompt_of("query"):
         arguments = {**arguments, "prompt": searcher.query_prompt}
-    lines = ["from conjoin import load_encoder, open_collection, search_items"]
+    imported = ""
     if images and "<image>" in (text or ""):
-        lines.append("from conjoin.data.row_images import interleave")
+        imported = "from conjoin.data.row_images import interleave\n"
         query = f"interleave({text!r}, {[*images]!r})"
     else:
         parts = {"image": images[0] if len(images) == 1 else [*images] or None, "text": text}
         query = repr({part: value for part, value in parts.items() if value is not None})
     given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
     options = "".join(f", {name}={value!r}" for name, value in loading.items())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"collection = open_collection({searcher.source!r})",
-            f"encoder = load_encoder({encoder.name!r}{options})",
-            f"query = {query}",
-            f"found = search_items(collection, encoder, [query]{given})",
-            "for id_, score in zip(found.ids[0], found.scores[0]):",
-            '    print(f"{score:.4f}  {id_}")',
-            "",
-        ]
-    )
+    return f"""from conjoin import load_encoder, open_collection, search_items
+{imported}
+collection = open_collection({searcher.source!r})
+encoder = load_encoder({encoder.name!r}{options})
+query = {query}
+found = search_items(collection, encoder, [query]{given})
+for id_, score in zip(found.ids[0], found.scores[0]):
+    print(f"{{score:.4f}}  {{id_}}")
+"""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from conjoin.serving.html import escape
+from conjoin.serving.html import render
 
 if TYPE_CHECKING:
     from conjoin.serving.searcher import Searcher
@@ -59,23 +59,12 @@ def _draw(title: str, explanation: "Explanation") -> str:
     from conjoin.trainers.solar_explain import heat_map, relative, warmth
 
     patches = heat_map(explanation.picture, explanation.image_scores.numpy(), explanation.grid)
-    shown = {"the image as the model sees it": explanation.picture, "patches like the text": patches}
-    figures = "".join(
-        f'<figure><img src="{data_uri(picture, _PIXELS)}" alt="{escape(caption)}" width="224">'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-        for caption, picture in shown.items()
-    )
-    scores = explanation.text_scores
-    words = "".join(
-        f'<span class="cj-word" style="background:rgb{colour};color:{"#fff" if sum(colour) < 380 else "#111"}" '
-        f'title="cosine {float(score):.3f}">{escape(word)}</span>'
-        for word, score, colour in zip(
-            explanation.words, scores, [warmth(value) for value in relative(scores.numpy())], strict=True
-        )
-    )
-    return (
-        f'<section class="cj-why"><h4>{escape(title)}</h4><div class="cj-figures">{figures}</div>'
-        f'<p class="cj-words"><span class="cj-dim">words like the image:</span> {words}</p>'
-        f'<p class="cj-dim">Warm is similar, cold is not, from the least to the most in this pair. Cosine of image '
-        f"and text: {explanation.similarity:.3f}.</p></section>"
+    figures = {"the image as the model sees it": explanation.picture, "patches like the text": patches}
+    colours = [warmth(value) for value in relative(explanation.text_scores.numpy())]
+    return render(
+        "why",
+        title=title,
+        figures={caption: data_uri(picture, _PIXELS) for caption, picture in figures.items()},
+        words=list(zip(explanation.words, explanation.text_scores.tolist(), colours, strict=True)),
+        similarity=explanation.similarity,
     )
