@@ -1,12 +1,11 @@
 """`conjoin data compose-queries`, from a CSV file to training rows."""
 
 import json
-from collections import Counter
 
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.data import MeritProducts, MeritTraining, load_pairs
+from conjoin.data import MeritTraining, load_pairs
 from conjoin.retrieval import encode_collection
 from tiny_catalogue import products, write_catalogue
 from tiny_encoder import tiny_encoder
@@ -40,20 +39,6 @@ def test_from_a_table_to_training_rows(path, tmp_path, capsys):
     assert {len(row["query"]) for row in rows} == {2}
     assert compose(path, out, *options) == 2
     assert "shop' exists; remove it or choose another folder" in capsys.readouterr().err
-
-
-def test_stratified_splits_without_the_most_frequent_values(path, tmp_path):
-    counts = {name: Counter(row[name] for row in products() if row[name]) for name in ("color", "material", "style")}
-    most = {(name, found.most_common(1)[0][0]) for name, found in counts.items()}
-    strata, asked = [], []
-    for name, options in (("plain", ()), ("chosen", ("--stratify", "--exclude-most-frequent"))):
-        assert compose(path, tmp_path / name, "--attributes", *counts, *options) == 0
-        strata.append(Counter((found.kind, found.language) for found in MeritProducts(tmp_path / name, "test")))
-        lines = "".join(file.read_text() for file in (tmp_path / name).glob("queries-*.json")).splitlines()
-        conditions = [found for line in lines for found in json.loads(line)["query"].values()]
-        asked.append({pair for found in conditions for pair in found.items()})
-    assert {*strata[0].values()} != {18} == {*strata[1].values()}, "30 % of each 60 products"
-    assert asked[0] & most and asked[1] and not asked[1] & most
 
 
 def test_a_collection_ranks_positives(path, collection, tmp_path):

@@ -34,8 +34,6 @@ class Options(ColumnOptions, ImageOptions):
         max_positive_share: Queries that this share of the products answers, or more, are dropped.
         hard_negatives: Hard negatives of each query, at most.
         seed: Random seed.
-        stratify: The test split takes its share of each class and language.
-        exclude_most_frequent: The most frequent value of each attribute is no condition ('all ages').
         samplers: Weights of the samplers conventional, attribute_uniform, high_similarity and cold_start (default:
             conventional=0.3 attribute_uniform=0.2 high_similarity=0.5).
         conditions: Weights of the numbers of conditions, before filtering (default: 2=0.75 3=0.1 4=0.15).
@@ -63,8 +61,6 @@ class Options(ColumnOptions, ImageOptions):
     max_positive_share: float = 0.05
     hard_negatives: int = 8
     seed: int = 0
-    stratify: bool = False
-    exclude_most_frequent: bool = False
     samplers: list[tuple[str, float]] = option([], type=name_and_weight, metavar="NAME=W")
     conditions: list[tuple[int, float]] = option([], type=number_and_weight, metavar="N=W")
     languages: list[str] = field(default_factory=list)

@@ -1,7 +1,6 @@
 import json
 import logging
 import re
-from collections import Counter
 from dataclasses import replace
 
 import datasets
@@ -45,40 +44,8 @@ def composed(catalogue, tmp_path_factory):
     return compose_queries(catalogue, tmp_path_factory.mktemp("out") / "shop", SETTINGS)
 
 
-UNEQUAL = [("shoes" if row < 250 else "bags", "en" if row % 12 < 8 else "th") for row in range(360)]
-SMALL = [(f"class {row // 8}", ("en", "th")[row // 4 % 2]) for row in range(360)]
-ALIGNED = [(f"class {row // 10}", "en" if row % 10 < 8 else "th") for row in range(360)]
-
-
 def read(folder, split="train"):
     return [json.loads(line) for line in (folder / f"queries-{split}.json").read_text(encoding="utf-8").splitlines()]
-
-
-def split_of(catalogue, folder, **settings):
-    """The ids of each split."""
-    chosen = {"queries": 1, "test_queries": 1, "max_positive_share": 1.0, "stratify": True}
-    compose_queries(catalogue, folder, CompositionSettings(**chosen | settings))
-    return {split: [product.id for product in MeritProducts(folder, split)] for split in ("train", "test")}
-
-
-@pytest.mark.parametrize(("facts", "share"), [(UNEQUAL, 0.25), (SMALL, 0.1), (ALIGNED, 0.1)])
-def test_a_stratified_split_takes_its_share_of_each_class_and_language(catalogue, tmp_path, facts, share):
-    classes, languages = map(list, zip(*facts, strict=True))
-    shop = replace(catalogue, groups=None, facts=catalogue.facts | {"class": classes, "language": languages})
-    ids = split_of(shop, tmp_path / "out", test_share=share)
-    assert sorted([*ids["train"], *ids["test"]]) == sorted(shop.ids) and len(ids["test"]) == share * 360
-    rows = [shop.ids.index(pid) for pid in ids["test"]]
-    for named, most in ((facts, 1), (languages, 1), (classes, 2)):
-        found, sizes = Counter(named[row] for row in rows), Counter(named)
-        assert {name for name in sizes if abs(found[name] - share * sizes[name]) > most} == set()
-
-
-def test_a_stratified_split_takes_whole_families(catalogue, tmp_path):
-    ids = split_of(catalogue, tmp_path / "out", test_share=0.25)
-    groups = dict(zip(catalogue.ids, catalogue.groups, strict=True))
-    first = {group: catalogue.facts["class"][catalogue.groups.index(group)] for group in groups.values()}
-    train, test = ({groups[pid] for pid in ids[split]} for split in ("train", "test"))
-    assert train.isdisjoint(test) and Counter(first[group] for group in test) == {"shoes": 15, "bags": 15}
 
 
 def test_the_layout_loads(composed, catalogue):

@@ -112,19 +112,6 @@ def test_frequent_keys_are_damped_and_attribute_uniform_sampling_is_even(made, m
     assert np.abs(uniform - 0.25).max() < np.abs(np.array(plain) - 0.25).max() - 0.02
 
 
-def test_the_most_frequent_values_of_the_catalogue_can_be_left_out_of_each_split(catalogue, tmp_path):
-    counts = {name: Counter(row[name] for row in products() if row[name]) for name in ATTRIBUTES}
-    most = {(name, found.most_common(1)[0][0]) for name, found in counts.items()}
-    for chosen in (False, True):
-        settings = CompositionSettings(
-            100, 100, test_share=0.3, max_positive_share=SHARE, exclude_most_frequent=chosen
-        )
-        out = compose_queries(catalogue, tmp_path / str(chosen), settings)
-        for split in ("train", "test"):
-            asked = {pair for query in read(out, split) for pair in wanted(query)}
-            assert asked and bool(asked & most) is not chosen
-
-
 def test_positives_are_ranked_by_mean_similarity(made, catalogue):
     vectors = vectors_of(catalogue)
     places = {int(pid): place for place, pid in enumerate(catalogue.ids)}
@@ -166,8 +153,6 @@ def test_fewer_queries_are_the_first_of_more(made):
     ("change", "message"),
     [
         ({"queries": 0}, "queries=0; expected at least 1"),
-        ({"test_share": 1.0}, "test_share=1.0; expected at least 0 and less than 1"),
-        ({"max_positive_share": 0.0}, "max_positive_share=0.0; expected more than 0"),
         ({"samplers": {"conventional": -1.0}}, "samplers=.*; expected weights of at least 0"),
         ({"samplers": {"uniform": 1.0}}, "samplers={'uniform': 1.0}; expected some of conventional"),
         ({"conditions": {1: 1.0}}, "conditions={1: 1.0}; expected at least 2"),

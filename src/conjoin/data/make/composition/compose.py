@@ -42,8 +42,6 @@ class CompositionSettings:
         test_share: Of the products (with families: of the families) that are in the test split. 0: no test split.
         samplers: The weight of each sampler, of `SAMPLERS` or `"cold_start"`; by default the authors' (their code).
         conditions: The weight of each number of conditions, before filtering (App. A.3.1).
-        stratify: The test split takes its share of each class and language; B.8's does so of queries, not products.
-        exclude_most_frequent: See `Pool`.
         max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
         hard_negatives: At most, for each query.
         languages: Of the instructions, drawn uniformly.
@@ -57,22 +55,17 @@ class CompositionSettings:
         default_factory=lambda: {"conventional": 0.3, "attribute_uniform": 0.2, "high_similarity": 0.5}
     )
     conditions: dict[int, float] = field(default_factory=lambda: {2: 0.75, 3: 0.10, 4: 0.15})
-    stratify: bool = False
-    exclude_most_frequent: bool = False
     max_positive_share: float = 0.05
     hard_negatives: int = 8
     languages: tuple[str, ...] = ("en",)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        samplers, numbers = self.samplers, self.conditions
         for name, is_right, expected in (
             ("queries", self.queries > 0, "at least 1"),
-            ("test_share", 0 <= self.test_share < 1, "at least 0 and less than 1"),
-            ("max_positive_share", 0 < self.max_positive_share <= 1, "more than 0 and at most 1"),
-            ("samplers", {*samplers} <= {*SAMPLERS, COLD_START}, f"some of {', '.join((*SAMPLERS, COLD_START))}"),
-            ("samplers", min(samplers.values()) >= 0 < sum(samplers.values()), "weights of at least 0"),
-            ("conditions", min(numbers) > 1, "at least 2 for each query"),
+            ("samplers", {*self.samplers} <= {*SAMPLERS, COLD_START}, f"some of {', '.join((*SAMPLERS, COLD_START))}"),
+            ("samplers", min(self.samplers.values()) >= 0 < sum(self.samplers.values()), "weights of at least 0"),
+            ("conditions", min(self.conditions) > 1, "at least 2 for each query"),
         ):
             if not is_right:
                 raise ValueError(f"{name}={vars(self)[name]!r}; expected {expected}")
@@ -167,7 +160,7 @@ def compose_queries(
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "data").mkdir(parents=True)
     for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
-        pool = Pool(catalogue, rows, vectors, settings.exclude_most_frequent)
+        pool = Pool(catalogue, rows, vectors)
         wanted = settings.test_queries if number else settings.queries
         bar = progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress)
         with query_file(partial, split).open("w", encoding="utf-8") as file, bar:
@@ -181,21 +174,13 @@ def compose_queries(
 
 
 def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.ndarray]:
-    """Split the rows by a hash of the family or the id.
-
-    A stratified split takes every n-th family, ordered by language and class of its first product, then by its hash.
-    """
+    """Split the rows by a hash of the family or the id."""
     if not (settings.test_share > 0 and settings.test_queries > 0):
         return {"train": np.arange(len(catalogue))}
     groups = catalogue.groups or [None] * len(catalogue)
     names = [f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, catalogue.ids, strict=True)]
     draws = np.array([int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32 for name in names])
     is_test = draws < settings.test_share
-    if settings.stratify:
-        _, first, family = np.unique(draws, return_index=True, return_inverse=True)
-        strata = [(catalogue.facts["language"][row], catalogue.facts["class"][row], draws[row]) for row in first]
-        chosen = np.diff(np.floor(settings.test_share * np.arange(len(first) + 1) + 1e-9)) > 0
-        is_test = chosen[np.argsort(sorted(range(len(first)), key=strata.__getitem__))][family]
     rows = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
     for split, members in rows.items():
         if not len(members):

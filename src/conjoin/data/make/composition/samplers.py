@@ -54,13 +54,9 @@ class Pool:
         catalogue: All products.
         rows: Which of them.
         vectors: `(N, D)` of all products, L2-normalised, or None.
-        exclude_most_frequent: The catalogue's most frequent value of each attribute is no condition (App. A.2.2: "all
-            ages").
     """
 
-    def __init__(
-        self, catalogue: Catalogue, rows: np.ndarray, vectors: np.ndarray | None, exclude_most_frequent: bool
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, rows: np.ndarray, vectors: np.ndarray | None) -> None:
         self.catalogue, self.rows = catalogue, rows
         self.codes = np.ascontiguousarray(catalogue.codes[:, rows])
         self.vectors = None if vectors is None else vectors[rows].astype(np.float32)
@@ -70,11 +66,7 @@ class Pool:
         for index, (codes, values) in enumerate(zip(self.codes, catalogue.values, strict=True)):
             order = np.argsort(codes, kind="stable")
             self.products.append(np.split(order, np.searchsorted(codes[order], np.arange(len(values))))[1:])
-            counts = np.array([len(products) for products in self.products[-1]])
-            if exclude_most_frequent:
-                everywhere = catalogue.codes[index]
-                counts[np.bincount(everywhere[everywhere != MISSING]).argmax()] = 0
-            self.usable.append(np.flatnonzero(counts > 1))
+            self.usable.append(np.flatnonzero([len(products) > 1 for products in self.products[-1]]))
             self.has[index] = np.isin(codes, self.usable[-1])
         self.all = np.arange(len(rows))
         self.keys = np.flatnonzero([len(values) > 0 for values in self.usable])
