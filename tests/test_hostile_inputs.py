@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.data import load_pairs
 from conjoin.evaluation.report.search_page import write_search_page
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -183,31 +182,6 @@ def test_a_collection_skips_what_cannot_be_used(encoders, folder, tmp_path):
 def is_inert(page):
     """Whether no text of the corpus became an element, an attribute or a script."""
     return not re.search(r"<script>alert|<svg onload|<img src=x|<img[^>]*onerror|href=.?javascript:", page)
-
-
-@pytest.mark.slow
-def test_a_table_keeps_the_reasons(folder, encoders, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)  # datasets itself counts its loaders
-    paths = {}
-    for number, hostile in enumerate(images()):
-        path = folder / f"{number}.{'png' if number % 2 else 'jpg'}"
-        path.write_bytes(hostile.value)
-        paths[path.name] = hostile
-    outside = {hostile.value: hostile for hostile in outside_paths(folder)}
-    lines = [{"file_name": name, "text": "a", "id": str(hostile)} for name, hostile in (paths | outside).items()]
-    known = [hostile for hostile in texts() if "surrogate" not in hostile.name]
-    lines += [{"file_name": "1.png", "text": hostile.value, "id": str(hostile)} for hostile in known]
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with guarded("the table"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pairs = load_pairs(folder, on_error="skip")
-        collection = encode_collection(pairs, encoders["joint encoder"], tmp_path, on_error="skip")
-    skipped = {row.id for row in collection.skipped}
-    assert {str(hostile) for hostile in outside.values()} <= skipped
-    assert not [
-        hostile for hostile in paths.values() if judge(hostile, "error" if str(hostile) in skipped else "vector")
-    ]
-    assert are_unit(collection.vectors()) and len(collection) + len(skipped) == len(lines)
 
 
 @pytest.fixture(scope="module")

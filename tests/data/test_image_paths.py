@@ -2,13 +2,12 @@
 
 import gzip
 import json
-import re
 
 import datasets
 import pytest
 from PIL import Image
 
-from conjoin.data import allow_root, load_pairs, load_triplets
+from conjoin.data import allow_root, load_pairs
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing import load_image
 from conjoin.processing.urls import ALLOW_URLS
@@ -57,15 +56,6 @@ def test_folders_and_tables_name_files_inside_their_folder_or_an_allowed_one(
         assert len(list(load_pairs(source, streaming=streaming))) == 1
 
 
-def test_the_error_has_the_option_that_allows_the_folder(folder, outside, monkeypatch):
-    monkeypatch.setenv(ALLOW_ROOTS, "")
-    with pytest.raises(ValueError, match="outside of the dataset") as error:
-        load_pairs(write(folder, "link.png"))
-    (root,) = re.findall(r"pass --root (\S+) ", str(error.value))
-    allow_root(root)
-    assert len(load_pairs(folder)) == 1
-
-
 def test_a_root_is_a_folder(outside):
     with pytest.raises(NotADirectoryError, match=r"outside\.png"):
         allow_root(outside)
@@ -85,27 +75,6 @@ def test_a_folder_of_captions(folder):
         load_pairs(folder)
     (folder / "link.png").unlink()
     assert len(load_pairs(folder)) == 2
-
-
-def test_folders_of_labels_and_of_splits(folder, outside):
-    """A split names files of the whole folder, as its other files do."""
-    for name in ("inner", "other"):
-        (folder / "train" / name).mkdir(parents=True)
-        Image.new("RGB", (4, 4), "red").save(folder / "train" / name / "own.png")
-    (folder / "link.png").unlink()
-    (folder / "inner/same.png").unlink()
-    (folder / "inner/own.png").rename(folder / "train" / "shared.png")
-    write(folder / "train", "shared.png", "../train/inner/own.png")
-    assert len(load_pairs(folder)) == 2
-    write(folder / "train", "../../outside.png")
-    with pytest.raises(ValueError, match=r"row 0 .*outside of the dataset"):
-        load_pairs(folder)
-    (folder / "train" / "metadata.jsonl").unlink()
-    (folder / "train" / "shared.png").unlink()
-    assert load_pairs(folder)["text"][:] == ["inner", "other"]
-    (folder / "train" / "inner" / "link.png").symlink_to(outside)
-    with pytest.raises(ValueError, match=r"link.png.*outside of the dataset"):
-        load_pairs(folder)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -194,16 +163,6 @@ def test_urls_are_refused_before_anything_runs(kind, streaming, monkeypatch):
     (row,) = pairs("https://example.org/a.png")
     image = row["image"][-1] if "lists" in kind else row["image"]
     assert image == {"bytes": None, "path": "https://example.org/a.png"}
-
-
-def test_urls_of_triplets(tmp_path, monkeypatch):
-    monkeypatch.setenv(ALLOW_URLS, "")
-    roles = ("query", "positive", "negative")
-    row = {f"{role}_text": "a" for role in roles} | {f"{role}_image": None for role in roles}
-    path = tmp_path / "triplets.jsonl"
-    path.write_text(json.dumps(row | {"query_image": "https://example.org/a.png"}))
-    with pytest.raises(ValueError, match=r"line 1 .*query_image.*pass --allow-urls"):
-        load_triplets(path)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".json.gz"])

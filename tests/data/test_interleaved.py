@@ -41,22 +41,6 @@ def test_placeholders_become_images(folder):
     assert map_images(len, ["a", "bc"]) == [1, 2] and map_images(len, "abc") == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "message"),
-    [
-        (TEXT, 3, "row 7: 2 placeholders <image> in the text, but 3 images"),
-        (TEXT, 1, "row 7: 2 placeholders <image> in the text, but 1 images"),
-        ("<image>", 0, "row 7: 1 placeholders <image> in the text, but 0 images"),
-    ],
-)
-def test_other_numbers_of_placeholders(text, count, message):
-    images = [Image.new("RGB", (2, 2))] * count
-    with pytest.raises(ValueError, match=message):
-        interleave(text, images, "row 7")
-    with pytest.raises(ValueError, match=message):
-        row_item({"image": images, "text": text}, "row 7")
-
-
 def write(folder, kind, rows):
     file = folder / f"table.{kind}"
     if kind == "jsonl":
@@ -115,13 +99,6 @@ def test_a_bad_row_is_named(folder, change, message, kind, streaming):
         list(load_pairs(write(folder, kind, rows), streaming=streaming))
     kept = list(load_pairs(write(folder, kind, rows), streaming=streaming, on_error="skip"))
     assert [row["problem"] is None for row in kept] == [True, False, True]
-
-
-def test_nested_lists_are_refused(folder):
-    file = write(folder, "jsonl", [{"id": "a", "images": [["red.png", "blue.png"]], "text": "x"}])
-    for streaming in (False, True):
-        with pytest.raises(ValueError, match="expected images, image bytes, paths or URLs"):
-            list(load_pairs(file, streaming=streaming, image_column="images"))
 
 
 def test_queries_may_be_interleaved(folder):

@@ -13,7 +13,6 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings, strategies as st
 
 from conjoin.data import EpochRows, RetrievalBatchSampler, load_pairs
-from conjoin.data.json_files import JsonLines
 
 LETTERS = st.characters(exclude_categories=["Cs", "Cc"], include_characters="\r\0\x0b\x1b\x85\n\t,\"'\\<>{}")
 TEXTS = st.text(LETTERS, min_size=1, max_size=12).filter(str.strip)
@@ -53,15 +52,6 @@ def test_tables_are_read_as_they_were_written(name, tmp_path, rows, streaming):
     assert [(row["id"], row["text"], int(row["metadata"]["n"])) for row in found] == [
         (row["id"], row["text"], row["n"]) for row in rows
     ]
-
-
-@given(st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=9) | st.integers() | st.none()), min_size=1))
-def test_json_lines_are_read_in_any_order(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("lines") / "a.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    lines = JsonLines(path)
-    assert list(lines) == rows == [lines[place] for place in range(len(lines))]
-    assert lines[len(rows) - 1] == rows[-1]
 
 
 POSITIVES = st.lists(st.integers(0, 6) | st.lists(st.integers(0, 6), max_size=3).map(tuple), min_size=1, max_size=40)

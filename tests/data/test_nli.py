@@ -53,8 +53,3 @@ def test_any_dataset_with_other_columns():
 def test_mistakes_are_named(tmp_path, text, columns, negatives, message):
     with pytest.raises(ValueError, match=message):
         load_nli(write(tmp_path, text), columns, hard_negatives=negatives)
-
-
-def test_no_such_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
-        load_nli(tmp_path / "none.csv")

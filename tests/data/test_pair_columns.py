@@ -44,16 +44,6 @@ def test_of_several_other_columns_one_must_be_chosen():
     assert load_pairs(rows, id_column="")["id"][:] == ["0", "1"]
 
 
-def test_an_id_that_several_images_share():
-    rows = table(product_id=["p", "p", "q"])
-    with pytest.raises(
-        ValueError, match=r"row 1: the id 'p' occurs twice, in rows 0 and 1; choose .* or row numbers by"
-    ):
-        load_pairs(rows)
-    numbered = load_pairs(rows, id_column="", group_column="product_id")
-    assert (numbered["id"][:], numbered["group"][:]) == (["0", "1", "2"], ["p", "p", "q"])
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_texts_of_several_columns_are_one(streaming):
     rows = table(text=["chair", None, "lamp"], category=["office", "garden", None], size=[1, 2, 3])
@@ -106,13 +96,6 @@ class TestKeep:
             assert [row["metadata"] for row in pairs] == expected
             assert [row["id"] for row in pairs] == ["a#0", "a#1", "b"]
         assert "metadata" not in load_pairs(tmp_path / "t.jsonl", only="text").column_names
-
-    def test_columns_may_have_any_name(self):
-        names = ("ids", "texts", "images", "groups", "metadata", "problem")
-        rows = datasets.Dataset.from_dict({"text": ["a", "b"]} | {name: [f"{name}1", None] for name in names})
-        for streaming in (False, True):
-            found = list(load_pairs(rows, only="text", keep=names, streaming=streaming))
-            assert found[0]["metadata"] == {name: f"{name}1" for name in names}
 
     def test_what_cannot_be_kept(self):
         features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})

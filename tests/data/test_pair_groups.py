@@ -10,7 +10,6 @@ from PIL import Image
 from conjoin.data import PairCollator, load_pairs, name_rows
 from conjoin.data.pairs import join_pairs
 from conjoin.processing.item_inputs import load_image
-from conjoin.storage import rows_digest
 
 CAPTIONS = {"red": ["a red square", "a red box", "red"], "green": ["green"], "blue": ["a blue square", "blue"]}
 PAIRS = [("red#0", "a red square"), ("red#1", "a red box"), ("red#2", "red"), ("green", "green")]
@@ -159,12 +158,3 @@ def test_null_images_of_a_row():
         )
         with pytest.raises(ValueError, match=r"row 1 \(id '1'\): the image is missing"):
             load_pairs(rows)
-
-
-def test_a_fingerprint_of_several_images(image_folder):
-    rows = [{"images": ["red.png", "blue.png"], "text": "a"}]
-    table = write(image_folder / "a.jsonl", rows)
-    before = rows_digest(load_pairs(table))
-    assert before == rows_digest(load_pairs(table))
-    Image.new("RGB", (9, 9), "black").save(image_folder / "blue.png")
-    assert before != rows_digest(load_pairs(table))

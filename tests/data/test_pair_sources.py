@@ -23,12 +23,6 @@ def draw(path, colour="red", caption=None):
 # tables
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_csv_that_pandas_wrote_with_its_index(image_folder, streaming):
-    (image_folder / "a.csv").write_text(",image,text,\n0,red.png,a,\n1,green.png,b,\n")
-    assert [row["text"] for row in load_pairs(image_folder / "a.csv", streaming=streaming)] == ["a", "b"]
-
-
 # kinds of pictures
 
 

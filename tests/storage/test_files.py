@@ -19,15 +19,6 @@ def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
-def test_two_writers_of_one_file_have_their_own_temporary_files(tmp_path):
-    with atomic_path(tmp_path / "a") as first, atomic_path(tmp_path / "a") as second:
-        assert first != second
-        first.write_text("first")
-        second.write_text("second")
-    assert (tmp_path / "a").read_text() == "first"  # the outer block ends last
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_a_reader_never_sees_a_part(tmp_path):
     path, contents = tmp_path / "a", ["x" * 200_000, "y" * 300_000]
     write_text(path, contents[0])
@@ -51,12 +42,6 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
         path.write_text("half")
     remove_temporary(tmp_path)
     assert not left.exists() and other.exists()
-
-
-def test_a_file_gets_the_usual_permissions(tmp_path):
-    write_text(tmp_path / "a", "")
-    (tmp_path / "b").write_text("")
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
 def test_a_folder_appears_whole_where_none_or_an_empty_one_was(tmp_path):

@@ -1,5 +1,5 @@
 import pytest
-from emoji_edits import EDIT_FEATURES, edit_triplets, find_edits
+from emoji_edits import find_edits
 
 from conjoin.data import TRIPLET_FEATURES, emoji_concepts
 from conjoin.data.emoji.triplets import symmetric_triplets
@@ -65,23 +65,3 @@ def test_edits_by_name():
         ("woman cook", "man cook"): "but man instead of woman",
         ("waving hand", "waving hand dark skin tone"): "but with dark skin tone",
     }
-
-
-def test_edit_counts():
-    concepts = emoji_concepts(skin_tones=True)
-    for split, count in (("train", 4703), ("validation", 226), ("test", 610)):
-        edits = find_edits(concept for concept in concepts if concept.split == split)
-        assert len(edits) == count
-        assert all(edit.reference.split == edit.target.split == split for edit in edits)
-
-
-def test_edit_triplets(sample):
-    triplets = edit_triplets("test", skin_tones=False)
-    assert triplets.features == EDIT_FEATURES
-    rows = {row["id"]: row for row in triplets}
-    assert len(rows) == len(triplets) > 0
-    for name, row in rows.items():
-        reference, target, style = name.split("/")
-        assert row["edit_text"].startswith("but ")
-        back = rows[f"{target}/{reference}/{style}"]
-        assert back["reference_image"] == row["target_image"] != row["reference_image"]

@@ -8,7 +8,7 @@ from PIL import Image
 
 from conjoin.data import load_triplets
 from conjoin.data.make.construction.models import describe_with, edit_with, rewrite_with, synthesise_with
-from conjoin.data.make.construction.symmetric import EDITS, Edited, construct_symmetric, write_review_sheet
+from conjoin.data.make.construction.symmetric import EDITS, Edited, construct_symmetric
 
 COLOURS = ("red", "green", "blue")
 
@@ -74,13 +74,6 @@ def test_it_goes_on_where_it_was_cut(tmp_path, fail_at):
     finished = Steps()
     construct_symmetric(rows(), tmp_path / "cut", **finished.as_arguments())
     assert finished.calls == []
-
-
-def test_new_items_join_old_ones(tmp_path):
-    construct_symmetric(rows()[:1], tmp_path, **Steps().as_arguments())
-    more = Steps()
-    assert len(load_triplets(construct_symmetric(rows(), tmp_path, **more.as_arguments()))) == 6
-    assert len(more.calls) == 6
 
 
 def test_an_id_that_now_has_another_picture(tmp_path):
@@ -160,18 +153,6 @@ def test_the_review_sheet_is_complete_in_itself(tmp_path):
     assert page.count('type="checkbox" value="accept"') == page.count('type="checkbox" value="reject"') == 6
     assert not re.search(r"(src|href)=\"(http|//|\.)", page) and "default-src 'none'" in page
     assert "&lt;tree&gt;" in page and "<tree>" not in page
-
-
-def test_a_sheet_for_triplets_made_by_hand(tmp_path):
-    Image.new("RGB", (900, 100)).save(tmp_path / "a.png")
-    row = {"query_text": "q", "positive_image": "a.png", "negative_text": "n", "variant_text": "v"}
-    (tmp_path / "hand.jsonl").write_text(json.dumps(row))
-    page = write_review_sheet(tmp_path / "hand.jsonl", tmp_path / "sheet.html").read_text()
-    assert "<title>hand.jsonl</title>" in page and "variant X′" in page
-    assert list(page_data(page)["pictures"]) == ["a.png"]
-    (tmp_path / "hand.jsonl").write_text(json.dumps(row | {"positive_image": "b.png"}))
-    with pytest.raises(FileNotFoundError, match=r"line 1: image '.*b\.png': no such file"):
-        write_review_sheet(tmp_path / "hand.jsonl", tmp_path / "sheet.html")
 
 
 class TestModels:

@@ -1,7 +1,6 @@
 import json
 import logging
 import re
-from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -137,15 +136,6 @@ def test_fewer_queries_than_wanted_is_a_warning(tmp_path, caplog):
         f"train: {len(asked)} of 10000 queries; draws failed by: " in caplog.text and "drawn before (" in caplog.text
     )
     assert len(set(asked)) == len(asked) > 0
-
-
-def test_an_image_that_is_no_file_is_named(catalogue, tmp_path):
-    def fetched(row):
-        return {"image": {"bytes": None, "path": "https://example.org/a.png"}}
-
-    remote = replace(catalogue, rows=catalogue.rows.map(fetched, features=catalogue.rows.features))
-    with pytest.raises(FileNotFoundError, match=r"example\.org/a\.png"):
-        compose_queries(remote, tmp_path / "out", CompositionSettings(queries=2, test_share=0.0))
 
 
 def test_vectors_must_fit(catalogue, tmp_path):
@@ -288,17 +278,10 @@ def test_a_template_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (template(requests=["{klass} {conditions}"]), "klass"),
-        (template(requests=[]), "xx.json' is no template"),
-        ({"language": "xx"}, "KeyError"),
-        ([], "xx.json' is no template"),
-        ('{"language": "xx",\n"name": "É"}'.encode("latin-1"), "UnicodeDecodeError"),
-    ],
+    ("content", "message"), [(template(requests=[]), "xx.json' is no template"), ({"language": "xx"}, "KeyError")]
 )
 def test_a_malformed_template_is_named(tmp_path, content, message):
-    (tmp_path / "xx.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    (tmp_path / "xx.json").write_bytes(json.dumps(content).encode())
     with pytest.raises(ValueError, match=message) as caught:
         load_templates(["en"], [tmp_path / "xx.json"])
     assert "xx.json" in str(caught.value)

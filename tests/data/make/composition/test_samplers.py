@@ -137,14 +137,6 @@ def test_without_families_the_most_similar_product_is_the_answer(made, tmp_path)
     assert sum(answers[0]) > 2 * sum(answers[1])
 
 
-def test_near_misses_without_vectors_come_from_all_products(made, catalogue, tmp_path, monkeypatch):
-    monkeypatch.setattr("conjoin.data.make.composition.samplers.MOST_COMPARED", 20)
-    alone = read_catalogue(write_catalogue(tmp_path), attributes=["color", "shape"])
-    queries = made(50, of=alone, samplers={"attribute_uniform": 1.0}, conditions={2: 1.0})
-    places = [pid - 1000 for query in queries for pid in query["hard_negative"]]
-    assert 0.4 < np.mean(places) / len(catalogue) < 0.6
-
-
 def test_fewer_queries_are_the_first_of_more(made):
     assert made(20) == made(60)[:20] != made(20, seed=1)
 
