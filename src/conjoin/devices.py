@@ -23,10 +23,10 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"{device!r} is not a device; expected cpu, cuda, cuda:1, ...") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"{chosen} was asked for, but torch sees no GPU; use --device cpu")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"{chosen} was asked for, but torch sees {torch.cuda.device_count()} GPUs, counted from 0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        seen = f"{count} GPUs, counted from 0" if count else "no GPU; use --device cpu"
+        raise ValueError(f"{chosen} was asked for, but torch sees {seen}")
     return chosen
 
 

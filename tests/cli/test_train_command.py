@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
-from conjoin.storage import lock_folder
+from conjoin.storage import locked
 from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 from tiny_training import write_pairs, write_recipe
 
@@ -143,10 +143,10 @@ def test_a_second_ctrl_c_stops_at_once(recipe, tmp_path, capsys, monkeypatch):
 
 def test_a_folder_in_use_or_with_a_model_is_replaced_only_if_asked(recipe, tmp_path, capsys):
     words, out = ["train", str(recipe), "--max_steps=1"], tmp_path / "out"
-    (out / "export.0123456789abcdef.conjoin-tmp").mkdir(parents=True)  # left by a kill
-    lock = lock_folder(out)
-    assert main(words) == 2 and "another process is writing into" in capsys.readouterr().err
-    lock.release()
+    out.mkdir()
+    with locked(out):
+        assert main(words) == 2 and "another process is writing into" in capsys.readouterr().err
+    (out / "export.0123456789abcdef.conjoin-tmp").mkdir()  # left by a kill
     assert main(words) == 0 and not list(out.glob("*.conjoin-tmp"))
     before = weights(out)
     assert main([*words, "--seed=1"]) == 2

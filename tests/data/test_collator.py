@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 from transformers import BatchFeature
 
-from conjoin.data import ItemCollator
+from conjoin.data import PairCollator
 from conjoin.processing.item_inputs import parse_items
 
 
@@ -27,35 +27,24 @@ def rows():
 
 
 def test_rows_become_items(rows):
-    assert ItemCollator(Processor())(rows)["present"].tolist() == [[True, True], [True, False], [False, True]]
-    renamed = [{"target_image": row.get("image"), "edit": row.get("text")} for row in rows[:2]]
-    collate = ItemCollator(Processor(), columns=("target_image", "edit"))
-    assert collate(renamed)["present"].tolist() == [[True, True], [True, False]]
-    assert ItemCollator(Processor(), columns=("image", None))(rows[:2])["present"].tolist() == [[True, False]] * 2
-    assert ItemCollator(Processor(), columns=(None, "text"))([rows[2]])["present"].tolist() == [[False, True]]
+    batch = PairCollator(Processor())(rows)
+    assert batch["pairs"]["present"].tolist() == [[True, True], [True, False], [False, True]]
+    assert len(set(batch["ids"].tolist())) == 3
 
 
 @pytest.mark.parametrize(
-    ("row", "columns", "message"),
+    ("row", "message"),
     [
-        ({"id": "q7", "text": " "}, ("image", "text"), r"item 'q7'.*text is empty"),
-        (
-            {"id": "q7", "image": None},
-            ("image", "text"),
-            r"row with id 'q7': neither 'image' nor 'text'; its columns are",
-        ),
-        ({"id": "q7", "text": "a"}, ("image", None), r"row with id 'q7': neither 'image'; its columns are id, text"),
-        ({"text": ""}, ("image", "text"), r"item '1'.*text is empty"),
+        ({"id": "q7", "text": " "}, r"item 'q7'.*text is empty"),
+        ({"id": "q7", "image": None}, r"row with id 'q7': neither 'image' nor 'text'; its columns are"),
     ],
 )
-def test_errors_carry_the_row_id(row, columns, message):
+def test_errors_carry_the_row_id(row, message):
     fine = {"id": "fine", "text": "a", "image": Image.new("RGB", (4, 4))}
     with pytest.raises(ValueError, match=message):
-        ItemCollator(Processor(), columns=columns)([fine, row])
+        PairCollator(Processor())([fine, row])
 
 
 def test_nothing_to_collate():
     with pytest.raises(ValueError, match="empty batch"):
-        ItemCollator(Processor())([])
-    with pytest.raises(ValueError, match=r"columns is \(None, None\)"):
-        ItemCollator(Processor(), columns=(None, None))
+        PairCollator(Processor())([])

@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
-from conjoin.data import ItemCollator, RetrievalCollator, load_pairs
+from conjoin.data import PairCollator, RetrievalCollator, load_pairs
 from conjoin.data.row_images import interleave, map_images, plain_text, row_item
 from conjoin.processing.item_inputs import parse_item
 
@@ -62,21 +62,21 @@ ITEMS = [["lime", "one"], INTERLEAVED, ["red", "lime", "both"]]
 
 class Parser:
     def __call__(self, items, ids=None, **kwargs):
-        return [parts_of(item) for item in items]
+        return {"items": [parts_of(item) for item in items]}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
 def test_tables_hold_interleaved_rows(folder, kind, streaming):
     pairs = load_pairs(write(folder, kind, ROWS), streaming=streaming)
-    assert ItemCollator(Parser())(list(pairs)) == ITEMS
+    assert PairCollator(Parser())(list(pairs))["pairs"]["items"] == ITEMS
 
 
 def test_a_csv_of_paths_and_lists(folder):
     (folder / "table.csv").write_text('image\nlime.png\n"[""red.png"", ""blue.png""]"\n[1].png\n')
     Image.new("RGB", (2, 2), "lime").save(folder / "[1].png")
     rows = list(load_pairs(folder / "table.csv", only="image"))
-    assert ItemCollator(Parser(), ("image", None))(rows) == [["lime"], ["red", "blue"], ["lime"]]
+    assert PairCollator(Parser())(rows)["pairs"]["items"] == [["lime"], ["red", "blue"], ["lime"]]
 
 
 BAD = {
@@ -107,8 +107,9 @@ def test_queries_may_be_interleaved(folder):
     rows = [{"query": {"image": [red, blue], "text": TEXT}, "positive": "photo.png", "negatives": [chat[0], "x"]}]
     rows += [{"query": chat, "positive": {"image": [red, blue], "text": None}}]
     batch = RetrievalCollator(Parser())(rows)
-    assert batch["queries"] == [INTERLEAVED, ["red", "new"]]
-    assert batch["positives"] == [["photo.png"], ["red", "blue"]] and batch["negatives"] == [["red", "new"], ["x"]]
+    assert batch["queries"]["items"] == [INTERLEAVED, ["red", "new"]]
+    assert batch["positives"]["items"] == [["photo.png"], ["red", "blue"]]
+    assert batch["negatives"]["items"] == [["red", "new"], ["x"]]
     rows[0]["query"]["text"] = "<image>"
     with pytest.raises(ValueError, match="row with id '0', query: 1 placeholders"):
         RetrievalCollator(Parser())(rows)

@@ -2,7 +2,6 @@ from conjoin.data.augment import augment_image as augment_image
 from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
 from conjoin.data.collators import (
     MODALITY_IDS as MODALITY_IDS,
-    ItemCollator as ItemCollator,
     PairCollator as PairCollator,
     RetrievalCollator as RetrievalCollator,
     name_rows as name_rows,

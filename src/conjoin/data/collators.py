@@ -1,10 +1,9 @@
 """Collation of rows into a batch of model inputs: items, pairs, and queries with candidates."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from transformers import BatchFeature, ProcessorMixin
 
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
@@ -14,74 +13,39 @@ MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
 """The integer of each modality in a batch."""
 
 
-class ItemProcessor(Protocol):
-    """The interface of this package's processors: items in, one batch out, `ids` named in error messages."""
-
-    def __call__(
-        self,
-        items: Sequence[Any],
-        *,
-        instruction: str | Sequence[str | None] | None = None,
-        ids: Sequence[str] | None = None,
-    ) -> BatchFeature:
-        """Prepare the items, each under its instruction."""
-
-
-class ItemCollator:
-    """Makes one item of each row and passes them all to the processor.
-
-    A row without an image is a text item, and vice versa; a row with a list of images may be interleaved, see
-    `load_pairs`. Error messages name a row by its `id`, if it has one.
-
-    Args:
-        processor: Called as `processor(items, ids=ids)`.
-        columns: The columns of the image and of the text; None excludes that modality.
-
-    Raises:
-        ValueError: On construction if both columns are None; on a call if the batch is empty, or a row has neither
-            column or an unusable text or image.
-    """
-
-    def __init__(self, processor: ItemProcessor, columns: tuple[str | None, str | None] = ("image", "text")) -> None:
-        if columns[0] is None and columns[1] is None:
-            raise ValueError("columns is (None, None); name an image column, a text column or both")
-        self.processor = processor
-        self.columns = {part: name for part, name in zip(("image", "text"), columns, strict=True) if name is not None}
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> BatchFeature:
-        """Collate `N` rows to the processor's batch, every tensor with `N` rows."""
-        if not rows:
-            raise ValueError("got an empty batch: no rows")
-        ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
-        return self.processor([self._item(row, row_id) for row, row_id in zip(rows, ids, strict=True)], ids=ids)
-
-    def _item(self, row: Mapping[str, Any], row_id: str) -> Any:
-        name = f"row with id {row_id!r}"
-        parts = {part: row.get(column) for part, column in self.columns.items()}
-        if all(value is None for value in parts.values()):
-            wanted = " nor ".join(map(repr, self.columns.values()))
-            raise ItemError(name, f"neither {wanted}; its columns are {', '.join(row)}")
-        return row_item(parts, name)
-
-
 class PairCollator:
     """Collates rows `{"image", "text", "id"?, "group"?}` into `pairs`, their model inputs, and `ids` `(N,)`.
 
-    Rows with the same `group` (by default the same `id`) show the same thing: they are positives in evaluation and are
-    not negatives of one another in training. Without both columns there are no `ids`, and all rows are distinct.
+    A row without an image is a text item, and vice versa; a row with a list of images may be interleaved, see
+    `load_pairs`. Rows with the same `group` (by default the same `id`) show the same thing: they are positives in
+    evaluation and are not negatives of one another in training. Without both columns there are no `ids`, and all rows
+    are distinct.
+
+    Args:
+        processor: Called as `processor(items, ids=ids)`.
     """
 
-    def __init__(self, processor: ProcessorMixin) -> None:
-        self.items = ItemCollator(processor)
+    def __init__(self, processor: Callable[..., Any]) -> None:
+        self.processor = processor
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate a list of rows.
 
         Raises:
-            ValueError: A row cannot be used, or has neither group nor id although others do.
+            ValueError: No rows; or a row cannot be used, or has neither group nor id although others do.
         """
+        if not rows:
+            raise ValueError("got an empty batch: no rows")
+        ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
+        items = []
+        for row, row_id in zip(rows, ids, strict=True):
+            if row.get("image") is None and row.get("text") is None:
+                problem = f"neither 'image' nor 'text'; its columns are {', '.join(row)}"
+                raise ItemError(f"row with id {row_id!r}", problem)
+            items.append(row_item({part: row.get(part) for part in ("image", "text")}, f"row with id {row_id!r}"))
         names = name_rows(rows)
-        return {"pairs": dict(self.items(rows))} | ({} if names is None else {"ids": name_ids(names)})
+        batch = {"pairs": dict(self.processor(items, ids=ids))}
+        return batch if names is None else batch | {"ids": name_ids(names)}
 
 
 def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
@@ -124,7 +88,7 @@ class RetrievalCollator:
             `processor(items, ids=ids, instruction=instructions)`, with a text or None per query.
     """
 
-    def __init__(self, processor: ItemProcessor) -> None:
+    def __init__(self, processor: Callable[..., Any]) -> None:
         self.processor = processor
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from .files import (
     file_digest as file_digest,
     flush as flush,
     flush_tree as flush_tree,
-    lock_folder as lock_folder,
     locked as locked,
     make_folder as make_folder,
     publish_folder as publish_folder,

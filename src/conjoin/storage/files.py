@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 TEMPORARY = ".conjoin-tmp"
 """How the name of every unfinished file or folder ends."""
@@ -110,8 +110,9 @@ def flush_tree(folder: Path) -> None:
         flush(path)
 
 
-def lock_folder(folder: Path) -> BaseFileLock:
-    """Lock an existing folder for writing, until `release` or the end of the process.
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock an existing folder for writing, and remove the unfinished files that killed processes left there.
 
     Raises:
         ValueError: Another process holds the lock.
@@ -123,17 +124,6 @@ def lock_folder(folder: Path) -> BaseFileLock:
         raise ValueError(
             f"another process is writing into {str(folder)!r}; wait until it ends, or choose another folder"
         ) from error
-    return lock
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock an existing folder for writing, and remove the unfinished files that killed processes left there.
-
-    Raises:
-        ValueError: Another process holds the lock.
-    """
-    lock = lock_folder(folder)
     try:
         remove_temporary(folder)
         yield
