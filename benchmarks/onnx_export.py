@@ -7,7 +7,7 @@ single turns, which other programs on the machine affect less than wall time, an
 of PyTorch. `--loss` instead measures hit rates on the sample and the differences to PyTorch, paired by query.
 
     conjoin export runs/demo/model --format onnx --out runs/onnx
-    conjoin export runs/demo/model --format onnx --int8 --out runs/onnx-int8
+    conjoin export runs/demo/model --format onnx-int8 --out runs/onnx-int8
     python benchmarks/onnx_export.py runs/demo/model runs/onnx runs/onnx-int8 --openvino --json speed.json
     python benchmarks/onnx_export.py runs/demo/model runs/onnx runs/onnx-int8 --loss --json loss.json
 """

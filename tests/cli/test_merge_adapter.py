@@ -136,7 +136,7 @@ def test_what_is_no_adapter_is_named(base, tmp_path, capsys):
     for words, message in (
         ([str(tmp_path / "empty")], "no adapter_config.json in"),
         ([base], "expected a folder that peft wrote"),
-        ([str(tmp_path / "absent")], "no such folder"),
+        ([str(tmp_path / "absent")], "no adapter_config.json in"),
         ([base, "--lora_r", "3"], "--lora_r changes a recipe, but there is no --recipe"),
     ):
         assert main(["merge-adapter", *words, "--out", str(tmp_path / "x")]) == 2

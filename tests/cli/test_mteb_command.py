@@ -113,11 +113,11 @@ def test_meta_says_what_the_model_is(tiny_checkpoints):
 
 
 def test_mistakes_are_one_line(model, mteb, tmp_path, capsys, monkeypatch):
-    def refuse(*names, tasks=(), languages=None):
+    def refuse(*names, tasks=()):
         raise KeyError(f"{[*names, *tasks]} not found")
 
     monkeypatch.setattr(mteb, "get_benchmark", refuse)  # the library imports all of its tasks, for 15 seconds
-    monkeypatch.setattr(mteb, "get_tasks", lambda tasks, languages: refuse(*tasks) if "NoSuchTask" in tasks else [])
+    monkeypatch.setattr(mteb, "get_tasks", lambda tasks: refuse(*tasks) if "NoSuchTask" in tasks else [])
     (tmp_path / "told.json").write_text("[]")
     for words, message in (
         (("--tasks", "NoSuchTask"), "NoSuchTask"),

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -137,14 +138,13 @@ def test_a_living_collection(data, shop, tmp_path, encode, search, capsys):
     assert "1 rows added, 0 replaced, 1 removed, 6 unchanged; 1 encoded" in printed and gone["id"] not in ids()
     found = search("--where", "price > 40 and id != 'red'", "--html", tmp_path / "pages" / "page.html")
     assert {(hit["id"], hit["row"]["price"]) for hit in found["results"]} == {("crimson", 99), (lines[2]["id"], 50)}
-    assert found["where"] == "price > 40 and id != 'red'"
     page = (tmp_path / "pages" / "page.html").read_text()
     assert page.count("data:image/") == 3 and "crimson" in page and "price &gt; 40" in page
     assert search("--where", "price > 1000")["results"] == []
     conjoin("search", shop, "--image", data / "blue.png", "--where", "price > 1000")
-    assert capsys.readouterr().out == "nothing found: the condition holds for no row\n"
+    assert capsys.readouterr().out == "nothing found: no row fulfils --where and --min-score\n"
     with pytest.raises(ValueError, match=r"No field named colour.*; the columns are id \(string\), text"):
-        search("--where", "colour = 1", "--model", "nowhere")
+        search("--where", "colour = 1")
 
 
 def test_words_and_vectors_together(model, data, shop, search):
@@ -152,7 +152,7 @@ def test_words_and_vectors_together(model, data, shop, search):
     assert search("--text", "orange", "--hybrid", "-k", 1, image=None)["results"][0]["id"] == "orange"
     with pytest.raises(ValueError, match="--hybrid finds the words of --text: pass one"):
         search("--hybrid")
-    with pytest.raises(ValueError, match="--min-score needs scores of similarity"):
+    with pytest.raises(ValueError, match="min_score needs scores of similarity"):
         search("--text", "blue", "--hybrid", "--min-score", "0.1")
 
 
@@ -180,25 +180,23 @@ def test_products_with_several_pictures(data, shop, tmp_path, encode, search, ca
     assert [hit["rank"] for hit in found] == [1, 2] and found[0]["row"]["product"] == "bright"
     assert found[1]["row"]["product"] == "dark" and found[0]["score"] > 0.9999
     with pytest.raises(ValueError, match="no column 'brand'; it has id, text, image, product"):
-        search("--group-by", "brand", "--model", "nowhere")
+        search("--group-by", "brand")
     query = ["search", shop, "--image", data / "blue.png", "--html", tmp_path / "page.html", "-k", 1]
     conjoin(*query, "--title-column", "product")
-    printed, page = capsys.readouterr(), (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
     assert "<p>bright</p>" in page and "<dt>product" not in page and page.count(">blue<") == 1
-    hint = f"add --root {data}"
-    assert hint in printed.err and hint in page and hint not in printed.out
+    assert "outside of the collection: --root FOLDER" in page
     conjoin(*query, "--root", data)
-    assert "--root" not in capsys.readouterr().err + (tmp_path / "page.html").read_text()
+    assert "--root" not in (tmp_path / "page.html").read_text()
 
 
 def test_nothing_similar(built, data, tmp_path, search, capsys):
     scores = [hit["score"] for hit in search(collection=built)["results"]]
     answer = search("--min-score", scores[2], collection=built)
     assert [hit["score"] for hit in answer["results"]] == [score for score in scores if score >= scores[2]]
-    assert answer["min_score"] == scores[2] and answer["best_score"] == scores[0]
     page = tmp_path / "page.html"
     conjoin("search", built, "--image", data / "blue.png", "--min-score", "1.1", "--html", page)
-    line = "nothing similar found (best score 1.0000)"
+    line = "nothing found: no row fulfils --where and --min-score"
     assert capsys.readouterr().out == line + "\n" and line in page.read_text()
 
 
@@ -271,7 +269,7 @@ def test_index(shop, encode, search, capsys):
     conjoin("index", shop, "--kind", "ivf_flat")
     assert "7 rows indexed (ivf_flat), recall@10 1.000\nnext: conjoin search" in capsys.readouterr().out
     conjoin("index", shop, "--faiss", "Flat")
-    assert f"FAISS index Flat of 7 vectors in {shop}, recall@10 1.000" in capsys.readouterr().out
+    assert f"FAISS index of 7 vectors in {shop}, recall@10 1.000" in capsys.readouterr().out
     assert search("-k", 1)["results"][0]["id"] == "blue"  # the query is cut to 8 numbers, too
     conjoin("index", shop, "--kind", "none")
     assert "7 rows indexed\n" in capsys.readouterr().out
@@ -359,14 +357,8 @@ def test_a_pipe_gets_a_handful_of_lines(model, data, tmp_path):
 
 
 def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
-    import datasets
-    from transformers.utils import logging
-
-    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
-    datasets.enable_progress_bars()
-    try:
-        assert main(["encode", str(model), str(data), "--out", str(tmp_path / "new"), "--quiet"]) == 0
-        assert datasets.are_progress_bars_disabled()
-        assert not logging.is_progress_bar_enabled()
-    finally:
-        datasets.enable_progress_bars()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for words, hidden in (((), ""), (("--quiet",), "1")):
+        monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "")
+        assert main(["encode", str(model), str(data), "--out", str(tmp_path / "new"), *words]) == 0
+        assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == hidden

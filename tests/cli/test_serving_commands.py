@@ -11,10 +11,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from conjoin.cli.main import main
+from conjoin.serving import Limits
 from conjoin.serving.app import Asked
 from conjoin.serving.http import run_server
 from conjoin.serving.searcher import Searcher
@@ -23,34 +25,35 @@ from conjoin.serving.searcher import Searcher
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["app", "nowhere"], "there is no collection in 'nowhere'"),
-        (["app", "a", "b", "c"], "expected one or two collections"),
-        (["app", "a", "b", "--model", "m"], "a model for each or none"),
-        (["serve"], "there is nothing to serve"),
-        (["serve", "nowhere"], "there is no collection in 'nowhere'"),
-        (["serve", "--model", "m", "--max-items", "0"], "--max-items must be at least 1"),
-        (["serve", "--model", "m", "--max-upload", "0"], "--max-upload must be at least 1"),
+        ("app nowhere", "there is no collection in 'nowhere'"),
+        ("app a b c", "expected one or two collections"),
+        ("app a b --model m", "a model for each or none"),
+        ("serve", "there is nothing to serve"),
+        ("serve nowhere", "there is no collection in 'nowhere'"),
+        ("serve --model m --max-items 0", "--max-items must be at least 1"),
+        ("serve --model m --api-key-file keys", "there is no key in 'keys'"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_loaded(words, problem, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_one_line(words, problem, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn")
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert problem in capsys.readouterr().err
+    (tmp_path / "keys").write_text("\n")
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
 
 
-def test_the_options_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
-    made = []
-    monkeypatch.setattr("conjoin.retrieval.open_collection", lambda uri: None)
-    monkeypatch.setattr("conjoin.retrieval.search.check_column", lambda *args: None)
-    monkeypatch.setattr("conjoin.retrieval.pictures.hidden_pictures", lambda collection: None)
-    monkeypatch.setattr(Searcher, "load", lambda *args, **options: None)
+def test_the_options_of_the_page(monkeypatch):
+    made, columns = [], []
+    searcher = SimpleNamespace(collection=None, limits=Limits())
+    monkeypatch.setattr("conjoin.retrieval.search.check_column", lambda collection, column: columns.append(column))
+    monkeypatch.setattr(Searcher, "load", lambda *args, **options: searcher)
     monkeypatch.setattr("conjoin.serving.app.make_app", lambda *args, **options: made.append(options))
     monkeypatch.setattr("conjoin.serving.http.run_server", lambda *args: None)
     words = "--weight image=0.3 text=0.7 --group-by product --min-score 0.2 --title-column name -k 7"
-    assert main(["app", str(tmp_path), *words.split()]) == 0
+    assert main(["app", "runs/x", *words.split()]) == 0
     assert made[0]["first"] == Asked(k=7, image_weight=0.3, text_weight=0.7, min_score=0.2)
-    assert (made[0]["title_column"], made[0]["group_by"]) == ("name", "product")
+    assert [made[0]["title_column"], made[0]["group_by"]] == ["name", "product"] == columns
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def demo(few, out, *more):
 
 @pytest.mark.slow
 def test_demo(few, tmp_path, capsys):
-    results, report = demo(few, tmp_path / "demo", "--no-bf16", "--joint-encoder")
+    results, report = demo(few, tmp_path / "demo", "--bf16", "false", "--joint-encoder")
     assert len(results["scores"]) >= 18 and len(results["examples"]) == 9
     assert results["config"]["steps"] == 2 and results["seed"] == 0
     assert [len(curve["series"]) for curve in results["curves"]] == [1, 2]

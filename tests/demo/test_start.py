@@ -115,7 +115,7 @@ def test_a_folder_of_pictures(shop, own_export, capsys):
     found = find_products(str(folder))
     assert (found.image, found.id, found.only, found.keep) == ("file_name", "id", "image", [])
     assert main(["start", str(folder), "--model", str(own_export[0]), "--no-app"]) == 0
-    assert Collection("runs/bilder").ids == ["0.png", "1.png", "2.png"]
+    assert Collection("runs/bilder-folder").ids == ["0.png", "1.png", "2.png"]
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"a lamp, number {number}")
     found = find_products(str(folder))

@@ -201,10 +201,6 @@ def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch, cap
         load_encoder(copied, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="is an ONNX export, which"):
         load_model(copied)
-    assert main(["export", str(copied), "--out", str(out), "--int8"]) == 2
-    assert "--int8 is for --format onnx, not for code" in capsys.readouterr().err
-    assert main(["export", str(copied), "--out", str(out), "--format", "onnx", "--query-prompt", "Find it."]) == 2
-    assert "are for sentence-transformers, which reads no such export" in capsys.readouterr().err
     for library, call in (("onnxscript", export_onnx), ("onnxruntime", load_encoder)):
         monkeypatch.setitem(sys.modules, library, None)
         with pytest.raises(ImportError, match=r"conjoin\[onnx\]"):

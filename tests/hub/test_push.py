@@ -329,7 +329,6 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
         ((tmp_path / "empty", "me/model"), "lacks config.json, modules.json, processor_config.json, *.safetensors"),
         ((tmp_path / "strange", "me/model"), "a model of type 'bert'; there are cards for ['joint_encoder'"),
         ((model, "me/too/deep"), "me/too/deep"),
-        (("mrr_at_k", "me/mrr_at_k", "--type", "metric", "--results", "x"), "are for a model, not for a metric"),
     ):
         assert main(["push", *map(str, arguments)]) == 2
         assert message in capsys.readouterr().err

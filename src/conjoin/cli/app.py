@@ -3,8 +3,8 @@
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from conjoin.cli.options import RankingOptions, encoder_options, option
-from conjoin.cli.serve import ServingOptions, check_collection
+from conjoin.cli.options import RankingOptions, option, pick
+from conjoin.cli.serve import ServingOptions
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class Options(RankingOptions, ServingOptions):
 
     collections: list[str] = option(MISSING, metavar="COLLECTION")
     model: list[str] = option([], action="append")
-    k: int = 12
+    k: int = option(12, least=1)
     title_column: str | None = None
     port: int = option(7860, least=0)
 
@@ -42,30 +42,22 @@ def run(options: Options) -> None:
             f"got {len(collections)} collections and {len(models)} models; expected one or two collections, and a "
             "model for each or none"
         )
-    for uri in collections:
-        check_collection(uri)
-    limits = options.limits()
-    if not 1 <= options.k <= limits.results:
-        raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {options.k}")
 
-    from conjoin.retrieval import open_collection
     from conjoin.retrieval.pictures import hidden_pictures
     from conjoin.retrieval.search import check_column
     from conjoin.serving.app import Asked, make_app
     from conjoin.serving.http import print_line, run_server
-    from conjoin.serving.searcher import Searcher
 
-    for uri in collections:
-        for column in filter(None, (options.title_column, options.group_by)):
-            check_column(open_collection(uri), column)
-    how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
-    searchers = [Searcher.load(uri, model, limits, **how) for uri, model in zip(collections, models, strict=True)]
-    for hidden in filter(None, dict.fromkeys(hidden_pictures(open_collection(uri)) for uri in collections)):
-        print_line(hidden)
-    weights = dict(options.weight)
+    searchers = [options.load(uri, model) for uri, model in zip(collections, models, strict=True)]
+    columns, weights = pick(options, "title_column", "group_by"), dict(options.weight)
+    for searcher in searchers:
+        collection: Any = searcher.collection
+        for column in filter(None, columns.values()):
+            check_column(collection, column)
+        if (hidden := hidden_pictures(collection)) is not None:
+            print_line(hidden)
     first = Asked(
         k=options.k, image_weight=weights.get("image"), text_weight=weights.get("text"), min_score=options.min_score
     )
-    columns = {"title_column": options.title_column, "group_by": options.group_by}
-    app = make_app(searchers, limits=limits, host=options.host, first=first, **columns)
+    app = make_app(searchers, limits=searchers[0].limits, host=options.host, first=first, **columns)
     run_server(app, options.host, options.port)

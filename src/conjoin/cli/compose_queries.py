@@ -1,18 +1,9 @@
 """`conjoin data compose-queries`: queries of several conditions from a catalogue of products with attributes."""
 
-from argparse import ArgumentTypeError
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from conjoin.cli.options import ColumnOptions, ImageOptions, name_and_weight, option, pick
-
-
-def number_and_weight(word: str) -> tuple[int, float]:
-    """Read `NUMBER=WEIGHT`."""
-    number, weight = name_and_weight(word)
-    if not number.isdecimal():
-        raise ArgumentTypeError(f"expected NUMBER=WEIGHT, got {word!r}")
-    return int(number), weight
 
 
 @dataclass(kw_only=True)
@@ -27,7 +18,6 @@ class Options(ColumnOptions, ImageOptions):
         out: The folder to make.
         attributes: Columns of the attributes (default: all others that can be a condition).
         group_column: Column of the product that a row is a variant of.
-        language: Language of the titles, if no column holds it.
         queries: Training queries.
         test_queries: Test queries.
         test_share: Share of the products in the test split; 0 for no test split.
@@ -43,7 +33,6 @@ class Options(ColumnOptions, ImageOptions):
         filters: Principles that the titles of a query must satisfy, by --visual.
         visual: Attributes that a picture shows.
         vlm: Vision-language model of the sampler cold_start.
-        device: Where it runs, such as cpu or cuda:1 (default: a GPU when there is one).
         quiet: No progress bars.
 
     Example:
@@ -54,7 +43,6 @@ class Options(ColumnOptions, ImageOptions):
     out: str = option(required=True)
     attributes: list[str] | None = None
     group_column: str | None = None
-    language: str = "en"
     queries: int = 10000
     test_queries: int = 1000
     test_share: float = 0.1
@@ -62,40 +50,35 @@ class Options(ColumnOptions, ImageOptions):
     hard_negatives: int = 8
     seed: int = 0
     samplers: list[tuple[str, float]] = option([], type=name_and_weight, metavar="NAME=W")
-    conditions: list[tuple[int, float]] = option([], type=number_and_weight, metavar="N=W")
+    conditions: list[tuple[str, float]] = option([], type=name_and_weight, metavar="N=W")
     languages: list[str] = field(default_factory=list)
     templates: list[str] = field(default_factory=list)
     collection: str | None = None
     filters: list[Literal["non_omission", "vision_centric"]] = field(default_factory=list)
     visual: list[str] = field(default_factory=list)
     vlm: str | None = None
-    device: str | None = None
     quiet: bool = False
 
 
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.data import CompositionSettings, ask_with, compose_queries, judge_by_titles, read_catalogue
-    from conjoin.hub import check_model
     from conjoin.retrieval import Collection
 
     chosen = pick(options, *(each.name for each in fields(CompositionSettings)))
     chosen["languages"] = tuple(options.languages) or ("en",)
-    chosen |= {name: dict(chosen[name]) for name in ("samplers", "conditions")}
+    chosen["samplers"] = dict(options.samplers)
+    chosen["conditions"] = {int(number): weight for number, weight in options.conditions}
     settings = CompositionSettings(**{name: value for name, value in chosen.items() if value != {}})
-    if options.vlm is not None:
-        check_model(options.vlm)
     catalogue = read_catalogue(
         options.catalogue,
         attributes=options.attributes,
         columns={role: vars(options)[f"{role}_column"] for role in ("image", "text", "id", "group")},
-        language=options.language,
         split=options.split,
     )
-    unknown = [name for name in options.visual if name not in catalogue.attributes]
-    if unknown or (options.filters and not options.visual):
-        problem = f"--visual {unknown[0]}: no such attribute" if unknown else "--filters needs --visual"
-        raise ValueError(f"{problem}; there are {', '.join(catalogue.attributes)}")
+    for name in options.visual:
+        if name not in catalogue.attributes:
+            raise ValueError(f"--visual {name}: no such attribute; there are {', '.join(catalogue.attributes)}")
     vectors = None
     if options.collection is not None:
         vectors = Collection.open(options.collection).vectors(catalogue.ids)
@@ -105,7 +88,7 @@ def run(options: Options) -> None:
         settings,
         vectors=vectors,
         judges=[judge_by_titles(principle, options.visual) for principle in options.filters],
-        cold_start=None if options.vlm is None else ask_with(options.vlm, device=options.device),
+        cold_start=None if options.vlm is None else ask_with(options.vlm),
         template_files=options.templates,
         show_progress=not options.quiet,
     )

@@ -1,10 +1,8 @@
 """`conjoin demo`: train, encode, search and evaluate on the embedded sample."""
 
-import sys
 import time
 from dataclasses import dataclass, field
-
-from conjoin.cli.options import check_out
+from pathlib import Path
 
 
 @dataclass(kw_only=True)
@@ -18,7 +16,6 @@ class Options:
         out: Output folder.
         recipe: Another recipe, then without baselines (default: training_args/sample/demo.yaml).
         joint_encoder: Also train a joint encoder on the same towers, and compare; doubles the time.
-        bf16: Compute in bfloat16, or in float32 (default: as the recipe says; the sample's take what is faster here).
 
     Example:
         conjoin demo --max_steps 100
@@ -27,7 +24,6 @@ class Options:
     out: str = "runs/demo"
     recipe: str | None = None
     joint_encoder: bool = False
-    bf16: bool | None = None
     overrides: list[str] = field(default_factory=list)
 
 
@@ -41,11 +37,9 @@ def run(options: Options) -> None:
     from conjoin.evaluation import format_table, render_report
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     started = time.perf_counter()
-    out = check_out(options.out)
+    out = Path(options.out)
     flags = ["--use_cpu", str(not torch.cuda.is_available()).lower(), *options.overrides]
-    flags += [] if options.bf16 is None else ["--bf16", str(options.bf16).lower()]
     results = run_sample(out, flags, _say, options.recipe, options.joint_encoder)
     results.usage = usage(str(out / "model"))
     results.save(out / "results.json")
@@ -59,4 +53,4 @@ def run(options: Options) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
+    print(f"\n{text}", flush=True)

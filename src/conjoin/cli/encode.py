@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, encoder_options, load_rows, option, pick
+from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, option, pick
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Collection
@@ -92,12 +92,12 @@ def run(options: Options) -> None:
 
         if processes is not None:
             raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
-        load = partial(load_encoder, options.model, **encoder_options(options))
+        load = partial(load_encoder, options.model, **options.encoder_options())
         reading = pick(options, "image_column", "text_column", "id_column", "split", "only", "keep")
         how |= {"workers": options.ray_workers, "reading": reading}
         _report(options, encode_on_ray(options.data, load, options.out, **how))
         return
-    rows = load_rows(options, options.data, on_error=options.on_error, keep=options.keep)
+    rows = options.load_rows(options.data, on_error=options.on_error, keep=options.keep)
     if options.sync and is_first and not options.streaming and all(id_ == str(n) for n, id_ in enumerate(rows["id"])):
         logger.warning(
             "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
@@ -105,7 +105,7 @@ def run(options: Options) -> None:
         )
     if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
         options.device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}"  # its own
-    encoder = load_encoder(options.model, **encoder_options(options))
+    encoder = load_encoder(options.model, **options.encoder_options())
     collection = encode_collection(rows, encoder, options.out, processes=processes, **how)
     if is_first:
         _report(options, collection)

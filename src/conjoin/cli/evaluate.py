@@ -4,19 +4,10 @@ import argparse
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
-from conjoin.cli.options import (
-    ComputeOptions,
-    ImageOptions,
-    PromptOptions,
-    RerankOptions,
-    check_out,
-    encoder_options,
-    make_reranker,
-    option,
-    pick,
-)
+from conjoin.cli.options import ComputeOptions, ImageOptions, PromptOptions, RerankOptions, option, pick
 
 
 @dataclass(kw_only=True)
@@ -34,8 +25,6 @@ class Options(PromptOptions, ImageOptions, RerankOptions, ComputeOptions):
         baselines: Also score text alone, picture alone, the sum of both vectors, and the towers (default: if there are
             at most 10,000 items).
         hubness_penalty: Subtract N times a candidate's mean score over all queries (transductive).
-        dtype: Type of stored vectors.
-        seed: Random seed of the bootstrap.
 
     Example:
         conjoin evaluate runs/demo/model --benchmark emoji --out runs/demo-emoji
@@ -46,8 +35,6 @@ class Options(PromptOptions, ImageOptions, RerankOptions, ComputeOptions):
     out: str = option(required=True)
     baselines: bool | None = None
     hubness_penalty: float = 0.0
-    dtype: Literal["float32", "float16"] = "float32"
-    seed: int = 0
 
 
 def options_of(words: Sequence[str]) -> type[Any]:
@@ -68,17 +55,15 @@ def options_of(words: Sequence[str]) -> type[Any]:
 
 def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives
     """Run the command."""
-    out = check_out(options.out)
-
     from conjoin.evaluation import EvaluateOptions, evaluate, find_task, format_results, render_report
     from conjoin.retrieval import load_encoder
     from conjoin.storage import checksummed_path
 
-    encoder, reranker = load_encoder(options.model, **encoder_options(options)), make_reranker(options)
-    out.mkdir(parents=True, exist_ok=True)
-    names = ("dtype", "seed", "hubness_penalty", "rerank_top", "baselines", "prompt", "prompt_name")
+    encoder, reranker = load_encoder(options.model, **options.encoder_options()), options.load_reranker()
+    names = ("hubness_penalty", "rerank_top", "baselines", "prompt", "prompt_name")
     how = EvaluateOptions(reranker=reranker, show_progress=not options.quiet, **pick(options, *names))
-    task = find_task(options.benchmark)
+    task, out = find_task(options.benchmark), Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
     results = evaluate(encoder, task, out, how, **pick(options, *(each.name for each in fields(task.options))))
     results.config |= {"batch size": options.batch_size, "bf16": options.bf16, "input": encoder.input_type}
     if reranker is not None:

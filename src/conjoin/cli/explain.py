@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from conjoin.cli.options import ImageOptions, check_out, load_rows, option
+from conjoin.cli.options import ColumnOptions, DeviceOptions, ImageOptions, option
 
 
 @dataclass(kw_only=True)
-class Options(ImageOptions):
+class Options(ColumnOptions, ImageOptions, DeviceOptions):
     """Draw how much each patch of an image is like a text, and each word like the image.
 
     By the local scores of a joint encoder; with the segments of the image and, where thresholds are known, the
@@ -23,9 +23,6 @@ class Options(ImageOptions):
         text_threshold: Words of a larger cosine are shared.
         data: Pairs to fit thresholds to, as `conjoin encode` reads them.
         pairs: How many of them, from the start.
-        seed: Random seed of the samples.
-        revision: Branch, tag or commit of a model on the Hub (default: its main branch).
-        device: cpu, cuda, cuda:1, ... (default: a GPU when there is one).
 
     Example:
         conjoin explain runs/demo/model --image photo.jpg --text "a dog on the beach" --data photos.csv --out
@@ -40,33 +37,25 @@ class Options(ImageOptions):
     text_threshold: float | None = None
     data: str | None = None
     pairs: int = option(64, least=2)
-    seed: int = 0
-    revision: str | None = None
-    device: str | None = None
 
 
 def run(options: Options) -> None:
     """Run the command."""
-    check_out(options.out)
-
-    from conjoin.data.row_images import check_placeholders, is_interleaved, plain_text, row_item
+    from conjoin.data.row_images import plain_text, row_item
     from conjoin.devices import choose_device
     from conjoin.hub import load_model
     from conjoin.trainers.solar_explain import explain_pair, fit_thresholds, render_explanation
 
-    device = choose_device(options.device)
     loaded, processor = load_model(options.model, revision=options.revision)
-    model: Any = loaded.to(device)  # type: ignore[arg-type]
-    if is_interleaved(options.image, options.text):
-        check_placeholders(options.text, len(options.image), "--text")
+    model: Any = loaded.to(choose_device(options.device))  # type: ignore[arg-type]
     explanation = explain_pair(model, processor, options.image, plain_text(options.image, options.text))
     thresholds: dict[str, float] = {}
     if options.data is not None:
-        rows: Any = load_rows(options, options.data)
+        rows: Any = options.load_rows(options.data)
         chosen = rows.select(range(min(options.pairs, len(rows))))
         pairs = [row_item({"image": row["image"], "text": row["text"]}) for row in chosen]
         thresholds = fit_thresholds(model, processor, pairs)
     given = {"image": options.image_threshold, "text": options.text_threshold}
     thresholds |= {name: value for name, value in given.items() if value is not None}
-    taus = {f"{name}_threshold": value for name, value in thresholds.items()}
-    print(f"wrote {render_explanation(explanation, options.out, seed=options.seed, **taus)}")
+    taus: dict[str, Any] = {f"{name}_threshold": value for name, value in thresholds.items()}
+    print(f"wrote {render_explanation(explanation, options.out, **taus)}")

@@ -3,15 +3,10 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from conjoin.cli.options import option
 from conjoin.cli.train import usage
-
-_ONNX_USAGE = """\
-from conjoin import load_encoder
-vectors = load_encoder("{}").encode(["a red apple", "photo.jpg", {{"image": "photo.jpg", "text": "but green"}}])
-"""
 
 
 @dataclass(kw_only=True)
@@ -21,13 +16,12 @@ class Options:
     Format code: a folder with its own Python code, as training saves it. Format stock: an MLLM retriever, or score
     fusion over CLIP, as an ordinary checkpoint of its architecture, without code, for sentence-transformers,
     transformers and serving engines such as vLLM. Format onnx: a joint encoder, score fusion or token fusion as ONNX
-    graphs, for onnxruntime and OpenVINO.
+    graphs, for onnxruntime and OpenVINO; onnx-int8 has weights in 8 bits.
 
     Args:
         model: Folder or Hub name of a model of this package.
         out: The folder to write; it must not exist.
         format: See above.
-        int8: With --format onnx: weights in 8 bits.
         readout: Of a joint encoder: fused, or sum, which adds the vectors of image and text (default: the model's).
         query_prompt: Instruction that encode_query of sentence-transformers gives (default: the model's).
         document_prompt: Likewise, of encode_document.
@@ -40,8 +34,7 @@ class Options:
 
     model: str
     out: str = option(required=True)
-    format: Literal["code", "stock", "onnx"] = "code"
-    int8: bool = False
+    format: Literal["code", "stock", "onnx", "onnx-int8"] = "code"
     readout: Literal["fused", "sum"] | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
@@ -50,38 +43,29 @@ class Options:
 
 def run(options: Options) -> None:
     """Load, write and print how to use it."""
-    given = {"query": options.query_prompt, "document": options.document_prompt}
-    prompts = {name: text for name, text in given.items() if text is not None}
-    if options.int8 and options.format != "onnx":
-        raise ValueError(f"--int8 is for --format onnx, not for {options.format}")
-    if prompts and options.format == "onnx":
-        raise ValueError(
-            "--query-prompt and --document-prompt are for sentence-transformers, which reads no such export"
-        )
     if Path(options.out).exists():
         raise FileExistsError(f"{options.out!r} exists; choose another folder")
 
     from conjoin.hub import export, export_onnx, export_stock, load_model
-    from conjoin.hub.local_paths import is_local
     from conjoin.models.joint_encoder import JointEncoderModel
-    from conjoin.processing.sentence_files import SentenceFilesMixin, write_json_file
 
-    model, processor = load_model(options.model, revision=options.revision)
-    if prompts and isinstance(processor, SentenceFilesMixin):
-        processor.set_prompts((processor.prompts or {}) | prompts)
+    loaded: Any = load_model(options.model, revision=options.revision)
+    model, processor = loaded
+    given = {"query": options.query_prompt, "document": options.document_prompt}
+    given = {name: text for name, text in given.items() if text is not None}
+    if given:
+        processor.set_prompts((processor.prompts or {}) | given)
     if options.readout is not None:
         if not isinstance(model, JointEncoderModel):
             raise ValueError(f"--readout is for a joint encoder, not for {type(model).__name__}")
         model.config.readout = options.readout
-    if options.format == "onnx":
-        export_onnx(model, processor, options.out, "int8" if options.int8 else "float32")
-        print(f"Saved to {options.out}. Load it with onnxruntime:\n\n{_ONNX_USAGE.format(options.out)}")
+    if options.format.startswith("onnx"):
+        export_onnx(model, processor, options.out, "int8" if options.format == "onnx-int8" else "float32")
+        print(f'Saved to {options.out}. Load it where onnxruntime is: conjoin.load_encoder("{options.out}")')
         return
     write = export_stock if options.format == "stock" else export
     write(model, processor, options.out)
     recipe = Path(options.model) / "recipe.json"
     if recipe.is_file():
         shutil.copy(recipe, options.out)  # for the card of `conjoin push`
-    elif not is_local(options.model):
-        write_json_file(Path(options.out) / recipe.name, {"model_name_or_path": options.model})
     print(f"Saved to {options.out}. Load it anywhere:\n\n{usage(options.out)}")

@@ -39,8 +39,7 @@ def run(options: Options) -> None:
     collection = Collection.open(options.collection)
     if options.faiss is not None:
         recall = collection.index_faiss(options.faiss or None)
-        factory = collection.faiss.settings["factory"] if collection.faiss else ""
-        print(f"FAISS index {factory} of {len(collection)} vectors in {options.collection}, recall@10 {recall:.3f}")
+        print(f"FAISS index of {len(collection)} vectors in {options.collection}, recall@10 {recall:.3f}")
     else:
         kind = None if options.kind == "none" else options.kind
         measured = collection.index(kind, probes=options.probes, refine=options.refine)

@@ -1,13 +1,13 @@
 """The `conjoin` program: one module per command, with its options and a function that runs it."""
 
-import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from conjoin import __version__
-from conjoin.cli.options import ImageOptions, parse
+from conjoin.cli.options import ImageOptions, parse, remedy
 
 COMMANDS = {
     "start": "make a table of products searchable, and open the search app",
@@ -66,7 +66,8 @@ def run_command(argv: Sequence[str]) -> None:
         if isinstance(options, ImageOptions):
             options.allow()
         if not sys.stderr.isatty() or getattr(options, "quiet", False):
-            _hide_library_bars()
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers reads it too
+            os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         command.run(options)
 
 
@@ -79,21 +80,8 @@ def read_command(argv: Sequence[str]) -> tuple[Any, Any]:
     """
     name = next((name for name in (argv[0], " ".join(argv[:2])) if name in COMMANDS), None)
     if name is None:
-        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "see conjoin --help"
-        raise ValueError(f"unknown command {argv[0]!r}; {remedy}")
+        raise ValueError(f"unknown command {argv[0]!r}; {remedy(argv[0], COMMANDS, 'conjoin')}")
     module = import_module("conjoin.cli." + name.rpartition(" ")[2].replace("-", "_"))
     words = argv[name.count(" ") + 1 :]
     kind = module.options_of(words) if name == "evaluate" else module.Options
     return module, parse(kind, words, f"conjoin {name}")
-
-
-def _hide_library_bars() -> None:
-    """Hide the progress bars of the libraries; the package's own become lines where there is no terminal."""
-    import datasets
-    import huggingface_hub.utils
-    import transformers
-
-    huggingface_hub.utils.disable_progress_bars()
-    datasets.disable_progress_bars()
-    transformers.logging.disable_progress_bar()

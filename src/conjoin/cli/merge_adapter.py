@@ -33,12 +33,8 @@ class Options:
 
 def run(options: Options) -> None:
     """Merge, save and print where."""
-    if options.base is not None and options.recipe is not None:
-        raise ValueError("--base and --recipe exclude each other")
     if options.overrides and options.recipe is None:
         raise ValueError(f"{options.overrides[0]} changes a recipe, but there is no --recipe")
-    if not Path(options.source).is_dir():
-        raise FileNotFoundError(f"no such folder: {options.source!r}")
     if Path(options.out).exists():
         raise FileExistsError(f"{options.out!r} exists; choose another folder")
 

@@ -4,17 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from conjoin.cli.options import (
-    ColumnOptions,
-    ComputeOptions,
-    ImageOptions,
-    PromptOptions,
-    check_out,
-    encoder_options,
-    load_rows,
-    option,
-    pick,
-)
+from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, PromptOptions, option, pick
 
 
 @dataclass(kw_only=True)
@@ -68,10 +58,9 @@ class Options(ColumnOptions, ImageOptions, PromptOptions, ComputeOptions):
 
 def run(options: Options) -> None:
     """Run the command."""
-    check_out(options.out)
     from conjoin.devices import choose_device
     from conjoin.retrieval import Miner, load_encoder, load_reranker, mine_hard_negatives, parse_miners
-    from conjoin.retrieval.mining.mine import check_miners, needed_parts
+    from conjoin.retrieval.mining.mine import needed_parts
     from conjoin.trainers.recipe import parse_yaml
 
     if options.miners is None and not options.miner:
@@ -82,26 +71,20 @@ def run(options: Options) -> None:
         if not isinstance(content, dict) or set(content) != {"miners"}:
             raise ValueError(f"{options.miners!r}: expected one key, miners, got {content!r:.120}")
         miners = parse_miners(content["miners"])
-    limits: dict[str, Any] = pick(
-        options, "duplicate_above", "absolute_margin", "relative_margin", "max_score", "range_min", "reranker"
-    )
-    miners += [Miner(*each, **limits) for each in options.miner]
-    device = str(choose_device(options.device))
-    check_miners(miners, options.k)
+    limits = ("duplicate_above", "absolute_margin", "relative_margin", "max_score", "range_min", "reranker")
+    miners += [Miner(*each, **pick(options, *limits)) for each in options.miner]
+    options.device = str(choose_device(options.device))
     parts = needed_parts(miners, options.anchors is not None)
-    loading = encoder_options(options) | {"device": device}
-    rerank = {name: loading[name] for name in ("trust_remote_code", "batch_size", "device")}
-    anchors: Any = None if options.anchors is None else load_rows(options, options.anchors, only=parts["anchors"])
-    corpus: Any = load_rows(options, options.data, only=parts["corpus"])
+    anchors: Any = None if options.anchors is None else options.load_rows(options.anchors, only=parts["anchors"])
+    corpus: Any = options.load_rows(options.data, only=parts["corpus"])
     mined = mine_hard_negatives(
         corpus,
         miners,
         options.out,
         anchors=anchors,
-        load_encoder=lambda model: load_encoder(model, **loading),
-        load_reranker=lambda model: load_reranker(model, **rerank),
-        device=device,
+        load_encoder=lambda model: load_encoder(model, **options.encoder_options()),
+        load_reranker=lambda model: load_reranker(model, **pick(options, "trust_remote_code", "batch_size", "device")),
         show_progress=not options.quiet,
-        **pick(options, "k", "index", "dtype", "prompt", "prompt_name"),
+        **pick(options, "k", "index", "device", "dtype", "prompt", "prompt_name"),
     )
     print(f"hard negatives of {len(mined)} rows in {Path(options.out) / 'negatives.parquet'}")

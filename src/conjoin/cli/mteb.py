@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conjoin.cli.options import ComputeOptions, encoder_options, option
+from conjoin.cli.options import ComputeOptions, option
 
 
 @dataclass(kw_only=True)
@@ -20,8 +20,6 @@ class Options(ComputeOptions):
         tasks: Names of tasks.
         benchmark: A benchmark of MTEB: all of its tasks.
         out: Results folder.
-        languages: Languages of multilingual tasks, e.g. eng deu.
-        overwrite: Compute again what is in the results folder.
         instructions: File: instructions by name or type of task (default: those of MTEB).
         no_instructions: Give no instructions.
 
@@ -33,8 +31,6 @@ class Options(ComputeOptions):
     tasks: list[str] = field(default_factory=list)
     benchmark: str | None = None
     out: str = option(required=True)
-    languages: list[str] | None = None
-    overwrite: bool = False
     instructions: str | None = None
     no_instructions: bool = False
 
@@ -43,12 +39,7 @@ def run(options: Options) -> None:
     """Evaluate and print the main score of each task."""
     if bool(options.tasks) == (options.benchmark is not None):
         raise ValueError("name what to evaluate on: --tasks or --benchmark, one of both")
-    if options.no_instructions and options.instructions is not None:
-        raise ValueError("--instructions and --no-instructions exclude each other")
-    try:
-        import mteb
-    except ImportError as error:
-        raise ImportError('mteb is not installed; run: pip install "conjoin[mteb]"') from error
+    import mteb
 
     from conjoin.evaluation.mteb_model import MtebModel
     from conjoin.retrieval import load_encoder
@@ -57,20 +48,19 @@ def run(options: Options) -> None:
         if options.benchmark is not None:
             tasks: Any = mteb.get_benchmark(options.benchmark).tasks
         else:
-            tasks = mteb.get_tasks(tasks=options.tasks, languages=options.languages)
+            tasks = mteb.get_tasks(tasks=options.tasks)
     except KeyError as error:
         raise ValueError(f"MTEB has no {options.benchmark or ' '.join(options.tasks)!r}: {error.args[0]}") from error
     path = options.instructions
     instructions = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(instructions, dict | None):
         raise ValueError(f"{path!r}: expected an object: instructions by name of task")
-    encoder = load_encoder(options.model, **encoder_options(options))
+    encoder = load_encoder(options.model, **options.encoder_options())
     model: Any = MtebModel(encoder, instructions, use_instructions=not options.no_instructions)
     results = mteb.evaluate(
         model,
         tasks,
         cache=mteb.ResultCache(options.out),
-        overwrite_strategy="always" if options.overwrite else "only-missing",
         encode_kwargs={"batch_size": options.batch_size},
         show_progress_bar=not options.quiet,
     )

@@ -1,6 +1,6 @@
 """The options of a command are the fields of a dataclass: its parser, and the fields that several commands share.
 
-A field without a default is an argument, any other a flag; its help is what the docstring says of it, as for recipes.
+A field without a default is an argument, any other a flag; its help is what the docstring or its metadata says of it.
 They are parsed by argparse, not by the `HfArgumentParser` of recipes: that takes 1.3 s to import, shows each flag
 twice in the help, and lets a flag such as `--hybrid` take the argument behind it for its value.
 """
@@ -9,10 +9,8 @@ import argparse
 import difflib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from itertools import takewhile
-from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -54,12 +52,13 @@ def make_parser(kind: type[Any], prog: str) -> argparse.ArgumentParser:
     hints, left = get_type_hints(kind), {each.name: each for each in fields(kind)}
     for owner in kind.__mro__:
         doc = str(inspect.getdoc(owner))
-        said = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", doc.partition("Args:\n")[2], re.MULTILINE))
-        own = [left.pop(name) for name in inspect.get_annotations(owner) if name in left and name in said]
+        helps = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", doc.partition("Args:\n")[2], re.MULTILINE))
+        helps |= {name: each.metadata["help"] for name, each in left.items() if "help" in each.metadata}
+        own = [left.pop(name) for name in inspect.get_annotations(owner) if name in left and name in helps]
         is_own = owner.__module__ == kind.__module__
         group = parser if is_own or not own else parser.add_argument_group(doc.partition(".")[0].lower())
         for each in own:
-            _add(group, each, hints[each.name], " ".join(said[each.name].split()), is_own)
+            _add(group, each, hints[each.name], " ".join(helps[each.name].split()), is_own)
     return parser
 
 
@@ -77,8 +76,7 @@ def _add(group: argparse._ActionsContainer, each: "Field[Any]", hint: Any, help:
         settings["choices"] = get_args(hint)
     else:
         settings |= {"type": hint} | ({"metavar": "N"} if hint in (int, float) else {})
-    settings |= each.metadata
-    settings.pop("least", None)  # `parse` reads it
+    settings |= {name: value for name, value in each.metadata.items() if name not in ("help", "least")}
     if default is MISSING and is_own:
         group.add_argument(each.name, **{"metavar": each.name.upper()} | settings)
         return
@@ -102,27 +100,26 @@ def parse(kind: type[T], words: Sequence[str], prog: str) -> T:
         ValueError: A flag is unknown, which names the nearest, or a value is wrong or missing.
     """
     parser = make_parser(kind, prog)
-    if "overrides" in inspect.get_annotations(kind):
-        args, rest = parser.parse_known_args(words)
-        return kind(**vars(args) | {"overrides": rest})
-    words = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in words]
-    known = ["--help", *re.findall(r"--[\w-]+", parser.format_usage())]
-    for word in takewhile(lambda word: word != "--", words):
-        flag = word.partition("=")[0]
-        if re.fullmatch(r"--[\w-]+", flag) and flag not in known:
-            near = difflib.get_close_matches(flag, known, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"see {prog} --help"
-            raise ValueError(f"unknown option {flag}; {remedy}")
     args, rest = parser.parse_known_args(words)
+    if "overrides" in inspect.get_annotations(kind):
+        return kind(**vars(args) | {"overrides": rest})
     if rest:
-        remedy = f"did you mean --text {rest[0]!r}?" if "text" in vars(args) else f"see {prog} --help"
-        raise ValueError(f"unrecognized arguments: {' '.join(rest)}; {remedy}")
+        known = ["--help", *re.findall(r"--[\w-]+", parser.format_usage())]
+        is_text = "text" in vars(args) and not rest[0].startswith("-")
+        hint = f"did you mean --text {rest[0]!r}?" if is_text else remedy(rest[0], known, prog)
+        raise ValueError(f"unrecognized arguments: {' '.join(rest)}; {hint}")
     options = kind(**vars(args))
     for each in fields(kind):  # type: ignore[arg-type]
         least, value = each.metadata.get("least"), vars(options)[each.name]
         if least is not None and value is not None and value < least:
             raise ValueError(f"--{each.name.replace('_', '-')} must be at least {least}, got {value}")
     return options
+
+
+def remedy(word: str, known: Iterable[str], prog: str) -> str:
+    """What to do about an unknown word: write the nearest known one, or read the help."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"see {prog} --help"
 
 
 def name_and_weight(word: str) -> tuple[str, float]:
@@ -176,6 +173,13 @@ class ColumnOptions:
     id_column: str | None = None
     split: str = "train"
 
+    def load_rows(self, source: str, **further: Any) -> "AnyDataset":  # noqa: ANN401
+        """Load rows by the options that are arguments of `load_pairs`; `further` are others."""
+        from conjoin.data import load_pairs
+
+        columns = [each.name for each in fields(ColumnOptions)]
+        return load_pairs(source, **pick(self, *columns, "group_column", "only", "streaming") | further)
+
 
 @dataclass(kw_only=True)
 class PromptOptions:
@@ -219,6 +223,14 @@ class RerankOptions:
     rerank: str | None = None
     rerank_top: int = option(100, least=1)
 
+    def load_reranker(self) -> "Reranker | None":
+        """Load the reranker, if any."""
+        if self.rerank is None:
+            return None
+        from conjoin.retrieval import load_reranker
+
+        return load_reranker(self.rerank, **pick(self, "device", "batch_size", "trust_remote_code"))
+
 
 @dataclass(kw_only=True)
 class DeviceOptions:
@@ -227,10 +239,12 @@ class DeviceOptions:
     Args:
         revision: Branch, tag or commit of a model on the Hub (default: its main branch).
         device: cpu, cuda, cuda:1, ... (default: a GPU when there is one).
+        quiet: No progress bars.
     """
 
     revision: str | None = None
     device: str | None = None
+    quiet: bool = False
 
 
 @dataclass(kw_only=True)
@@ -252,6 +266,16 @@ class EncoderOptions(DeviceOptions):
     preset: str | None = None
     trust_remote_code: bool = False
 
+    def encoder_options(self) -> dict[str, Any]:
+        """The arguments of `load_encoder` beside the model."""
+        found = pick(self, "batch_size", "device", "dims", "pooling", "preset", "trust_remote_code", "revision")
+        found |= {"input_type": self.input, "num_workers": getattr(self, "workers", 0)}
+        if getattr(self, "bf16", False):
+            import torch
+
+            found["dtype"] = torch.bfloat16
+        return found
+
 
 @dataclass(kw_only=True)
 class ComputeOptions(EncoderOptions):
@@ -262,56 +286,14 @@ class ComputeOptions(EncoderOptions):
         workers: Processes that decode images ahead.
         dims: Keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka).
         bf16: Compute in bfloat16: faster where the hardware has it, slightly less exact.
-        quiet: No progress bars.
     """
 
     batch_size: int = option(32, least=1)
     workers: int = option(0, least=0)
     dims: int | None = option(least=1)
     bf16: bool | None = False
-    quiet: bool = False
 
 
 def pick(options: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - a command's options
     """The options of these names that the command has."""
     return {name: vars(options)[name] for name in names if name in vars(options)}
-
-
-def encoder_options(options: EncoderOptions) -> dict[str, Any]:
-    """The arguments of `load_encoder` beside the model."""
-    found = pick(options, "batch_size", "device", "dims", "pooling", "preset", "trust_remote_code", "revision")
-    found |= {"input_type": options.input, "num_workers": getattr(options, "workers", 0)}
-    if getattr(options, "bf16", False):
-        import torch
-
-        found["dtype"] = torch.bfloat16
-    return found
-
-
-def load_rows(options: Any, source: str, **further: Any) -> "AnyDataset":  # noqa: ANN401 - a command's options
-    """Load rows by the options that are arguments of `load_pairs`; `further` are others."""
-    from conjoin.data import load_pairs
-
-    columns = [each.name for each in fields(ColumnOptions)]
-    return load_pairs(source, **pick(options, *columns, "group_column", "only", "streaming") | further)
-
-
-def make_reranker(options: Any) -> "Reranker | None":  # noqa: ANN401 - a command's options
-    """Load the reranker that `RerankOptions` name, if any."""
-    if options.rerank is None:
-        return None
-    from conjoin.retrieval import load_reranker
-
-    return load_reranker(options.rerank, **pick(options, "device", "batch_size", "trust_remote_code"))
-
-
-def check_out(out: str) -> Path:
-    """Refuse an output folder that holds a model, or the files of another command; other files may lie there.
-
-    Raises:
-        ValueError: The message names what it holds.
-    """
-    for name in ("config.json", "modules.json", "adapter_config.json", "cache.json", "data/train.lance"):
-        if Path(out, name).exists():
-            raise ValueError(f"--out {out!r} holds a model, a cache or a collection ({name}); choose another folder")
-    return Path(out)

@@ -58,41 +58,28 @@ class Options(ImageOptions):
 
 def run(options: Options) -> None:
     """Collect the files, say what is pushed, and push."""
-    from huggingface_hub.utils import validate_repo_id
-
     from conjoin.evaluation.hf_metrics.space import metric_upload
     from conjoin.hub import model_upload, push
     from conjoin.hub.dataset_upload import dataset_upload
     from conjoin.retrieval.collection_copy import collection_upload
     from conjoin.serving.space import space_upload
 
-    source, repo_id = options.source, options.repo_id
-    validate_repo_id(repo_id)
+    source, repo_id, model = options.source, options.repo_id, options.model
     is_collection = (Path(source) / "data" / "train.lance").is_dir()
     kind = options.type or ("dataset" if is_collection else "model")
-    is_collection &= kind == "dataset"
-    if not is_collection and ((options.model and kind != "space") or options.keep_pictures):
-        raise ValueError("--model and --keep-pictures are for a collection that is pushed as a dataset")
-    of_model: dict[str, Any] = {
-        "results": options.results,
-        "datasets": options.dataset,
-        "base_models": options.base_model,
-    }
-    if kind != "model" and any(of_model.values()):
-        raise ValueError(f"--results, --dataset and --base-model are for a model, not for a {kind}")
     of_all: dict[str, Any] = {"license": options.license, "languages": options.language}
     with TemporaryDirectory() as work:
-        if is_collection:
-            of_all |= {"model": options.model, "side": options.keep_pictures}
-            upload = collection_upload(source, repo_id, work, **of_all)
-        elif kind == "dataset":
-            upload = dataset_upload(source, repo_id, work, **of_all)
+        if kind == "model":
+            of_model: dict[str, Any] = {"datasets": options.dataset, "base_models": options.base_model}
+            upload = model_upload(source, repo_id, results=options.results, **of_model, **of_all)
         elif kind == "metric":
             upload = metric_upload(source, repo_id, options.license or "apache-2.0")
         elif kind == "space":
-            upload = space_upload(source, repo_id, work, model=options.model, license=options.license)
+            upload = space_upload(source, repo_id, work, model=model, license=options.license)
+        elif is_collection:
+            upload = collection_upload(source, repo_id, work, model=model, side=options.keep_pictures, **of_all)
         else:
-            upload = model_upload(source, repo_id, **of_all, **of_model)
+            upload = dataset_upload(source, repo_id, work, **of_all)
         sizes = upload.sizes()
         for name, size in sizes.items():
             print(f"{size:>15,}  {name}", file=sys.stderr)

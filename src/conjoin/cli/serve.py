@@ -1,15 +1,14 @@
 """`conjoin serve`: embeddings and search over HTTP; and the options that `conjoin app` shares."""
 
-import signal
 import threading
+import time
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conjoin.cli.options import EncoderOptions, ImageOptions, PromptOptions, encoder_options, option
+from conjoin.cli.options import EncoderOptions, ImageOptions, PromptOptions, option
 
 if TYPE_CHECKING:
-    from conjoin.serving import Limits
     from conjoin.serving.searcher import Searcher
 
 
@@ -29,23 +28,16 @@ class ServingOptions(PromptOptions, ImageOptions, EncoderOptions):
     max_megapixels: int = option(25, least=1)
     max_results: int = option(100, least=1)
 
-    def limits(self, **further: int) -> "Limits":
-        """The limits that the options stand for."""
+    def load(self, collection: str | None, model: str | None, **limits: int) -> "Searcher":
+        """Load a collection with its model, to be searched within the limits, also these."""
         from conjoin.serving import Limits
+        from conjoin.serving.searcher import Searcher
 
         upload, pixels = self.max_upload * 2**20, self.max_megapixels * 10**6
-        body = max(Limits.body_bytes, 2 * upload)
-        return Limits(body_bytes=body, image_bytes=upload, image_pixels=pixels, results=self.max_results, **further)
-
-
-def check_collection(uri: str) -> None:
-    """Make sure that a folder holds a collection, before anything is imported that takes seconds.
-
-    Raises:
-        FileNotFoundError: It does not.
-    """
-    if "://" not in uri and ".db/" not in uri and not (Path(uri) / "data").is_dir():
-        raise FileNotFoundError(f"there is no collection in {uri!r}: run `conjoin encode`")
+        limits |= {"body_bytes": max(Limits.body_bytes, 2 * upload), "image_bytes": upload, "image_pixels": pixels}
+        within = Limits(results=self.max_results, **limits)
+        how = self.encoder_options() | {"prompt": self.prompt, "prompt_name": self.prompt_name}
+        return Searcher.load(collection, model, within, **how)
 
 
 @dataclass(kw_only=True)
@@ -64,7 +56,7 @@ class Options(ServingOptions):
         cors: Sites whose pages may ask, as https://example.org.
         max_connections: Requests at one time.
         grace: When it is terminated (SIGTERM), seconds to answer what is in flight.
-        watch: Serve a new version of the collection within a second of its publication; without it, SIGHUP does so.
+        watch: Serve a new version of the collection within a second of its publication.
         access_log: Write a line to stdout for each request.
 
     Example:
@@ -85,20 +77,10 @@ class Options(ServingOptions):
 
 def run(options: Options) -> None:
     """Run the command."""
-    if options.collection is None and options.model is None:
-        raise ValueError("there is nothing to serve: pass COLLECTION, --model or both")
-    if options.collection is not None:
-        check_collection(options.collection)
-    limits = options.limits(items=options.max_items, requests=options.max_connections)
-    keys: list[str] = []
-    if options.api_key_file is not None:
-        lines = Path(options.api_key_file).read_text(encoding="utf-8").splitlines()
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not keys:
-            raise ValueError(
-                f"there is no key in {options.api_key_file!r}: write one in each line, such as `openssl rand -hex 32` "
-                "gives"
-            )
+    file = options.api_key_file
+    keys = [] if file is None else Path(file).read_text(encoding="utf-8").split()
+    if file is not None and not keys:
+        raise ValueError(f"there is no key in {file!r}: write one in each line, as `openssl rand -hex 32` makes it")
 
     from conjoin.serving.http import missing, run_server
 
@@ -106,11 +88,11 @@ def run(options: Options) -> None:
         from conjoin.serving.endpoint import make_endpoint
     except ModuleNotFoundError as error:
         missing("serve", error)
-    from conjoin.serving.searcher import Searcher
 
-    how = {"prompt": options.prompt, "prompt_name": options.prompt_name, **encoder_options(options)}
-    searcher = Searcher.load(options.collection, options.model, limits, **how)
-    _watch(searcher, options.watch)
+    limits = {"items": options.max_items, "requests": options.max_connections}
+    searcher = options.load(options.collection, options.model, **limits)
+    if options.watch:
+        threading.Thread(target=_watch, args=[searcher], name="conjoin-watch", daemon=True).start()
     app = make_endpoint(searcher, options.host, keys=keys, origins=options.cors)
     run_server(
         app,
@@ -123,22 +105,14 @@ def run(options: Options) -> None:
     )
 
 
-def _watch(searcher: "Searcher", always: bool) -> None:
-    """Serve new versions of the collection: those that are looked for twice a second, or at each SIGHUP."""
+def _watch(searcher: "Searcher") -> None:
+    """Serve new versions of the collection; it is looked for them twice a second."""
     from conjoin.serving.http import print_line
 
-    changed = threading.Event()
-
-    def run() -> None:
-        while True:
-            changed.wait(0.5 if always else None)
-            changed.clear()
-            try:
-                if searcher.refresh():
-                    print_line(f"serving a new version of {searcher.source}")
-            except (ValueError, OSError) as error:
-                print_line(f"the version before is served: {error}")
-
-    threading.Thread(target=run, name="conjoin-watch", daemon=True).start()
-    if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, lambda *_: changed.set())
+    while True:
+        time.sleep(0.5)
+        try:
+            if searcher.refresh():
+                print_line(f"serving a new version of {searcher.source}")
+        except (ValueError, OSError) as error:
+            print_line(f"the version before is served: {error}")

@@ -22,8 +22,9 @@ class Options(ImageOptions):
         table: A CSV, TSV, JSONL or Parquet file, a row for each product; or a folder of pictures.
         model: Folder or Hub name of a model (default: that of --out if it is there, else a CLIP model from the Hub,
             else "sample", the towers of the embedded sample).
-        out: The collection (default: runs/NAME of TABLE).
+        out: The collection (default: runs/NAME of TABLE, runs/NAME-folder of a folder).
         no_app: Stop before the app.
+        port: Of the app; 0 for a free one.
         image_column: Column of the pictures, when it is not guessed right.
         text_column: Column of the titles, when it is not guessed right; of several, such as title category, the texts
             are joined.
@@ -42,6 +43,7 @@ class Options(ImageOptions):
     model: str | None = None
     out: str | None = None
     no_app: bool = False
+    port: int | None = None
     image_column: str | None = None
     text_column: list[str] | None = None
     id_column: str | None = None
@@ -65,17 +67,21 @@ def run(options: Options) -> None:
     columns = options.image_column, options.text_column, options.id_column
     products = find_products(options.table, *columns, options.keep)
     print(f"{options.table}: " + "\n".join(products.lines))
-    out = options.out or f"runs/{Path(options.table).resolve().name.partition('.')[0]}"
+    path = Path(options.table).resolve()
+    name = f"{path.name}-folder" if path.is_dir() else path.name.partition(".")[0]
+    out = options.out or f"runs/{name}"
     model, reason = choose_model(out, options.model)
     print(f"Model: {model}, {reason}.", ABOUT.get(model, ""))
     loading = {"--encoding": options.encoding, "--pooling": options.pooling, "--preset": options.preset}
-    steps = start_commands(options.table, products, out, model, loading)
-    has_app = find_spec("gradio") is not None
-    for number, words in enumerate(steps, 1):
-        line = shlex.join(["conjoin", *words])
-        if number == len(steps) and (options.no_app or not has_app):
-            needs = "" if has_app else ', which needs pip install "conjoin[app]"'
-            print(f"\nThe app{needs}:\n{line}")
-            return
-        print(f"\n{number}/{len(steps)}  {line}", flush=True)
-        run_command(words)
+    encode, app = start_commands(options.table, products, out, model, loading)
+    print(f"\n1/2  {shlex.join(['conjoin', *encode])}", flush=True)
+    run_command(encode)
+    app += [] if options.port is None else ["--port", str(options.port)]
+    line = shlex.join(["conjoin", *app])
+    if find_spec("gradio") is None:
+        print(f'\nThe app, which needs pip install "conjoin[app]":\n{line}')
+    elif options.no_app:
+        print(f"\nThe app:\n{line}")
+    else:
+        print(f"\n2/2  {line}", flush=True)
+        run_command(app)

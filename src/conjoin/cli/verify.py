@@ -27,10 +27,7 @@ def run(options: Options) -> None:
 
     sums = sorted(Path(options.folder).rglob(FOLDER_CHECKSUMS))
     if not sums:
-        raise FileNotFoundError(
-            f"there is no {FOLDER_CHECKSUMS} in {options.folder!r}: it is no collection, no saved model and no "
-            "evaluation"
-        )
+        raise FileNotFoundError(f"no collection, saved model or evaluation in {options.folder!r} ({FOLDER_CHECKSUMS})")
     for folder in (path.parent for path in sums):
         if (folder / "data" / "train.lance").is_dir():
             Collection.open(folder).verify()

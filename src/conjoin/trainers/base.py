@@ -749,9 +749,10 @@ def load_trainable(
         ValueError: It cannot be trained.
     """
     if isinstance(model, str | Path):
-        name, kind, revision = str(model), model_type(model), options.get("revision")
+        name, revision = str(model), options.get("revision")
+        kind = model_type(model, revision)
         if kind in MODELS:
-            model, own = load_model(model)
+            model, own = load_model(model, revision=revision)
         elif kind in ARCHITECTURES and (preset is not None or is_embedder(name, revision)):
             model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
         elif kind in ARCHITECTURES:

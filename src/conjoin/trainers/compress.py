@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import attention_implementation, evaluation_mode, without_shortcuts
 from conjoin.progress import progress
 from conjoin.retrieval import ItemEncoder
+from conjoin.trainers.compress_options import CompressOptions
 from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 
 ATTENDED = ("image", "text", "prompt", "readout")
@@ -41,45 +42,6 @@ LANGUAGE_LAYERS = r".*language_model\..*_proj"
 _COUNTED = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
 }
-
-
-def _option(default: Any, text: str) -> Any:
-    shown = "" if default in (None, False) else " (default: %(default)s)"
-    return field(default=default, metadata={"help": text + shown})
-
-
-@dataclass
-class CompressOptions:
-    """How to compress; the fields are the options of `conjoin compress`, with their help.
-
-    Raises:
-        ValueError: There is no depth, or a number is out of range.
-    """
-
-    _argument_group_name = "how to train"
-
-    layers: list[int] = field(metadata={"help": "numbers of layers to keep, each trained from the whole model"})
-    steps: int = _option(1000, "steps of distillation for each depth")
-    batch_size: int = _option(32, "rows of a step, each with two items; items of a forward pass when measuring")
-    chunk_size: int = _option(0, "rows with their graph in memory at once, 0 for all; the result is the same")
-    learning_rate: float = _option(1e-4, "peak learning rate, which decays to zero")
-    lora_rank: int = _option(64, "rank of the adapters on the kept layers")
-    distill_weight: float = _option(0.9, "weight of the teacher's states; the rest is for the contrast of pairs")
-    instruction: str | None = _option(None, "instruction of queries with a text, in place of the model's query prompt")
-    tune: str | None = _option(None, "then tune on these queries (JSONL or Parquet) with the MAC loss, PUMA's stage 2")
-    tune_steps: int = _option(500, "steps of that tuning")
-    held_out: int = _option(200, "last pairs, which measure instead of train")
-    share: float = _option(0.95, "name the smallest depth with this share of the whole model's R@k")
-    int8: bool = _option(False, "measure each model with the weights of its linear layers in 8 bits, too")
-    seed: int = _option(0, "seed of order, adapters and bootstrap")
-    bf16: bool = _option(False, "train in bfloat16")
-    device: str | None = _option(None, "where to run, such as cpu or cuda:1; a GPU when there is one")
-
-    def __post_init__(self) -> None:
-        least = min(self.steps, self.batch_size, self.held_out)
-        if not self.layers or not 0 <= self.distill_weight <= 1 or least < 2:
-            raise ValueError(f"{self}: expected layers, distill_weight 0 to 1, and 2 or more steps, rows and pairs")
-        _check_share(self.share)
 
 
 class Measured(NamedTuple):
@@ -336,7 +298,8 @@ def analyse_mllm(
         ValueError: The model is not an MLLM retriever, there are fewer than two pairs, a pair lacks image or text, or
             `share` is out of range, or `compressed` has no curve.
     """
-    _check_share(share)
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share}; expected more than 0 and at most 1")
     if model.config.model_type != "mllm_retriever":
         raise ValueError(f"only an MLLM retriever can be read at every layer, got {type(model).__name__}")
     if model.config.readout == "mean":
@@ -501,8 +464,3 @@ def _by_layer(columns: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
 def _curve(title: str, series: Mapping[str, Iterable[Any]], x_label: str = "layers kept") -> Curve:
     points = {name: [[float(x), float(y)] for x, y in enumerate(line, 1)] for name, line in series.items()}
     return Curve(title, points, x_label)
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise ValueError(f"share={share}; expected more than 0 and at most 1")
