@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import datasets
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import disable_progress_bars
 from PIL import Image
 from transformers.utils import logging as library_logging
 
@@ -21,6 +23,9 @@ from tiny_embedders import drop_video
 from tiny_mllms import save_mllm
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # the miniatures
+
+for disable in (datasets.disable_progress_bars, disable_progress_bars, library_logging.disable_progress_bar):
+    disable()  # as the command line does without a terminal, before it imports the libraries
 
 torch.set_num_threads(
     1

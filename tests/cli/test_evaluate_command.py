@@ -3,7 +3,6 @@
 import json
 import re
 
-import datasets
 import mini_mbeir
 import pytest
 from PIL import Image
@@ -24,11 +23,9 @@ def model(exports):
 def mini(tmp_path_factory):
     """A miniature made by the command out of the first concepts of each split."""
     folder = tmp_path_factory.mktemp("mini") / "mbeir"
-    datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mini_mbeir, "load_emoji", few_emoji(40, tmp_path_factory.mktemp("emoji")))
         mini_mbeir.make_mini_mbeir(folder, train_queries=3, val_queries=3, test_queries=6)
-    datasets.enable_progress_bars()
     return str(folder)
 
 

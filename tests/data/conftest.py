@@ -9,12 +9,10 @@ COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
 
 @pytest.fixture(scope="session", autouse=True)
 def own_datasets_cache(tmp_path_factory):
-    """Keep the tests out of the user's cache, and quiet."""
+    """Keep the tests out of the user's cache."""
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
-    datasets.disable_progress_bars()
     yield
-    datasets.enable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = before
 
 

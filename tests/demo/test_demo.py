@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import datasets
 import pytest
 
 from conjoin.cli.main import main
@@ -15,12 +14,10 @@ from tiny_emoji import first_concepts
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     cache = tmp_path_factory.mktemp("emoji")
-    datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample, "emoji_concepts", first_concepts(24))
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
         yield cache
-    datasets.enable_progress_bars()
 
 
 def demo(few, out, *more):

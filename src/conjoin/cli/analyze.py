@@ -42,11 +42,12 @@ def run(options: Options) -> None:
     from conjoin.trainers import load_trainable
     from conjoin.trainers.compress import analyse_mllm
 
+    device = choose_device(options.device)
     rows: Any = options.load_rows(options.data)
     rows = rows.select(range(min(options.pairs, len(rows))))
     model, processor = load_trainable(options.model, revision=options.revision)
     results = analyse_mllm(
-        model.to(choose_device(options.device)).eval(),
+        model.to(device).eval(),
         processor,
         [{"image": row["image"], "text": row["text"]} for row in rows],
         share=options.share,

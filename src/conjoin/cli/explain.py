@@ -46,8 +46,9 @@ def run(options: Options) -> None:
     from conjoin.hub import load_model
     from conjoin.trainers.solar_explain import explain_pair, fit_thresholds, render_explanation
 
+    device = choose_device(options.device)
     loaded, processor = load_model(options.model, revision=options.revision)
-    model: Any = loaded.to(choose_device(options.device))  # type: ignore[arg-type]
+    model: Any = loaded.to(device)  # type: ignore[arg-type]
     explanation = explain_pair(model, processor, options.image, plain_text(options.image, options.text))
     thresholds: dict[str, float] = {}
     if options.data is not None:
