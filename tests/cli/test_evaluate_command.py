@@ -3,6 +3,7 @@
 import json
 import re
 
+import datasets
 import mini_mbeir
 import pytest
 from PIL import Image

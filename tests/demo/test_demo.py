@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import datasets
 import pytest
 
 from conjoin.cli.main import main
