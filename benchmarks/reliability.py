@@ -35,7 +35,7 @@ from fault_commands import COMMANDS, SOURCES, Command, Place, hub_state, keep_ou
 from fault_tables import KILLS, OTHERS, Attempt, merge, report, table, write_report
 from faults import ChildError, Fault, Kind, Traced, in_child, run_traced
 
-_BESIDE_LANCE = {"SHA256SUMS", ".verified.json"}
+_BESIDE_LANCE = {"SHA256SUMS", ".verified"}
 """What names the files of Lance."""
 CLEAR = ("FileNotFoundError", "ValueError", "DamagedError", "OSError")
 
@@ -67,7 +67,7 @@ class Bench:
             from conjoin.cli.main import main
             from conjoin.retrieval import encode
 
-            encode._BATCHES_AT_ONCE, encode._ROWS_PER_COMMIT = 1, 1  # a commit for every batch
+            encode.BATCHES_AT_ONCE, encode._ROWS_PER_COMMIT = 1, 1  # a commit for every batch
             get_session().timeout = 3.0  # a lost request is given up
             return main(words)
 

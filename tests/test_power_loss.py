@@ -66,8 +66,8 @@ def make_faiss(folder, number, model):
     faiss = pytest.importorskip("faiss")
     index = faiss.IndexFlatIP(2)
     index.add(np.full((3, 2), number, np.float32))
-    settings = {"version": 1, "factory": "Flat", "probes": number, "recall@10": 1.0}
-    FaissIndex(index, pa.array(["a", "b", "c"]), np.arange(3), settings).write(folder)
+    settings = {"version": 1, "factory": "Flat", "probes": number}
+    FaissIndex(index, pa.array(["a", "b", "c"]), settings).write(folder)
 
 
 def read_faiss(folder):

@@ -87,7 +87,7 @@ def stop(name, work):
 
     import conjoin.retrieval.encode
 
-    conjoin.retrieval.encode._BATCHES_AT_ONCE = conjoin.retrieval.encode._ROWS_PER_COMMIT = 1
+    conjoin.retrieval.encode.BATCHES_AT_ONCE = conjoin.retrieval.encode._ROWS_PER_COMMIT = 1
     write, read, before = WRITERS[name]
     earlier, out = work / "earlier", work / "out"
     earlier.mkdir()

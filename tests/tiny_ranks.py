@@ -49,7 +49,7 @@ def rows_of(count=23, changed=0, gone=0, bad=0, twice=0, price=0, delay=0):
 
 def main(folder, *steps):
     torch.set_num_threads(1)
-    encode._BATCHES_AT_ONCE = CHUNK
+    encode.BATCHES_AT_ONCE = CHUNK
     encode._ROWS_PER_COMMIT = 1
     processes = launched_processes()
     for step in steps:

@@ -34,7 +34,7 @@ def test_mine(model, data, tmp_path, capsys):
     [
         ("miners: [", "miners.yaml: not valid YAML"),
         ("teachers: {}", "miners.yaml': expected one key, miners, got {'teachers': {}}"),
-        ("miners: {a: {model: m}}", "'a': expected the keys model, query, candidate"),
+        ("miners: {a: {model: m}}", "'a': expected {model, query, candidate"),
     ],
 )
 def test_a_bad_file_of_miners(data, tmp_path, content, message):

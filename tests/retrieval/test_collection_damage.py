@@ -14,7 +14,7 @@ from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made
 VECTORS, QUERIES = clustered(300, 8), clustered(4, 8, seed=1)
 KINDS = ("data/train.lance/data", "data/train.lance/_versions", "data/train.lance/_deletions",
          "data/train.lance/_indices", "data/train.lance/_transactions", "data/train.lance/_refs", "SHA256SUMS",
-         ".verified.json", "skipped.jsonl")  # fmt: skip
+         ".verified", "skipped.jsonl")  # fmt: skip
 FLIPS, CUTS = 2, 1
 """In each file."""
 
@@ -23,9 +23,9 @@ def kept(number):
     return {"price": number % 9, "label": f"l {number % 5}"}
 
 
-def answers(folder, verify=True):
+def answers(folder):
     """All that can be asked of a collection."""
-    collection = Collection.open(folder, verify=verify)
+    collection = Collection.open(folder)
     ids = collection.ids
     found = [collection.search(QUERIES, 7), collection.search(QUERIES, 7, where="price < 4", exact=True)]
     found.append(collection.search(QUERIES, 7, text="17"))
@@ -80,13 +80,13 @@ def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     assert [name for name in hashed if noticed[name] < 1] == []
 
 
-@pytest.mark.parametrize("name", ["SHA256SUMS", ".verified.json", "data/train.lance/_refs", "data"])
+@pytest.mark.parametrize("name", ["SHA256SUMS", ".verified", "data/train.lance/_refs", "data"])
 def test_missing_parts(name, whole, tmp_path):
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
     path = folder / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if name == ".verified.json":
+    if name == ".verified":
         assert answers(folder) == answers(whole)
     else:
         with pytest.raises((ValueError, FileNotFoundError), match=str(folder)):

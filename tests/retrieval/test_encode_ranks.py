@@ -57,7 +57,7 @@ def alone(uri, on_error="raise", sync=False, **options):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(encode, "_BATCHES_AT_ONCE", tiny_ranks.CHUNK)
+    monkeypatch.setattr(encode, "BATCHES_AT_ONCE", tiny_ranks.CHUNK)
 
 
 @pytest.fixture(scope="module")

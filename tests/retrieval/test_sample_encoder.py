@@ -49,5 +49,5 @@ def test_its_fingerprint_is_stable_and_a_folder_of_its_name_changes_nothing(enco
 
 @pytest.mark.parametrize("options", [{"pooling": "mean"}, {"preset": "vlm2vec"}])
 def test_options_that_it_does_not_have_are_refused(options):
-    with pytest.raises(ValueError, match="is read in one way only; leave it out"):
+    with pytest.raises(ValueError, match="says itself how it is read"):
         load_encoder("sample", device="cpu", **options)

@@ -87,22 +87,20 @@ def run(options: Options) -> None:
     is_first = processes is None or processes.process_index == 0
     how = pick(options, "sync", "prompt", "prompt_name", "dtype", "on_error", "keep_pictures")
     how |= {"settings": {"only": options.only}, "show_progress": not options.quiet and is_first}
-    if options.engine == "ray":
-        from conjoin.retrieval.encode_ray import encode_on_ray
-
-        if processes is not None:
-            raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
-        load = partial(load_encoder, options.model, **options.encoder_options())
-        reading = pick(options, "image_column", "text_column", "id_column", "split", "only", "keep")
-        how |= {"workers": options.ray_workers, "reading": reading}
-        _report(options, encode_on_ray(options.data, load, options.out, **how))
-        return
     rows = options.load_rows(options.data, on_error=options.on_error, keep=options.keep)
     if options.sync and is_first and not options.streaming and all(id_ == str(n) for n, id_ in enumerate(rows["id"])):
         logger.warning(
             "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
             "(--id-column)"
         )
+    if options.engine == "ray":
+        from conjoin.retrieval.encode_ray import encode_on_ray
+
+        if processes is not None:
+            raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
+        load = partial(load_encoder, options.model, **options.encoder_options())
+        _report(options, encode_on_ray(rows, load, options.out, workers=options.ray_workers, **how))
+        return
     if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
         options.device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}"  # its own
     encoder = load_encoder(options.model, **options.encoder_options())

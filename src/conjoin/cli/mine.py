@@ -60,7 +60,7 @@ def run(options: Options) -> None:
     """Run the command."""
     from conjoin.devices import choose_device
     from conjoin.retrieval import Miner, load_encoder, load_reranker, mine_hard_negatives, parse_miners
-    from conjoin.retrieval.mining.mine import needed_parts
+    from conjoin.retrieval.mining.mine import needed_part
     from conjoin.trainers.recipe import parse_yaml
 
     if options.miners is None and not options.miner:
@@ -74,9 +74,12 @@ def run(options: Options) -> None:
     limits = ("duplicate_above", "absolute_margin", "relative_margin", "max_score", "range_min", "reranker")
     miners += [Miner(*each, **pick(options, *limits)) for each in options.miner]
     options.device = str(choose_device(options.device))
-    parts = needed_parts(miners, options.anchors is not None)
-    anchors: Any = None if options.anchors is None else options.load_rows(options.anchors, only=parts["anchors"])
-    corpus: Any = options.load_rows(options.data, only=parts["corpus"])
+    queries, candidates = [miner.query for miner in miners], [miner.candidate for miner in miners]
+    anchors: Any = None
+    if options.anchors is not None:
+        anchors = options.load_rows(options.anchors, only=needed_part(queries))
+    views = candidates if options.anchors is not None else candidates + queries
+    corpus: Any = options.load_rows(options.data, only=needed_part(views))
     mined = mine_hard_negatives(
         corpus,
         miners,

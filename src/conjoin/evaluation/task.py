@@ -28,7 +28,7 @@ from conjoin.retrieval import (
     rerank,
     search_exactly,
 )
-from conjoin.retrieval.encoder import DescribedProcessor, Role
+from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.vectors import as_result
 
 SHOWN_RESULTS = 5
@@ -87,7 +87,7 @@ class _Vectors:
 
 def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
     """The prompt that gives an encoder an instruction: models of other libraries read it before the text as it is."""
-    return f"{instruction} " if instruction and isinstance(encoder.processor, DescribedProcessor) else instruction
+    return f"{instruction} " if instruction and hasattr(encoder.processor, "digest") else instruction
 
 
 class CellVectors:

@@ -4,6 +4,7 @@ import itertools
 import logging
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +19,6 @@ from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
-    IDS_AT_ONCE,
     ITEM_DIGEST,
     OWN_COLUMNS,
     PICTURE,
@@ -72,43 +72,40 @@ class Collection:
 
     Args:
         uri: A folder; or `s3://`, `gs://`, `az://`; or `hf://datasets/OWNER/NAME`, which can only be read.
-        verify: Whether to compare the files of a folder with their checksums.
-        memory: Keep the vectors in memory and rank there, exactly, if they take at most this many bytes.
-        device: Where to rank vectors that are kept in memory; None takes a GPU when there is one.
+        memory: Keep the vectors in memory and rank there (on a GPU if there is one), exactly, if they take at most
+            this many bytes and there is no index of FAISS.
 
     Attributes:
         uri: As given.
         changes: What the encoding did that made this object; None if it was opened.
-        faiss: The index of FAISS beside the table, which `open_collection` reads if it is of this version; `search`
-            uses it.
 
     Raises:
         FileNotFoundError: There is no collection.
         ValueError: It is unfinished or damaged, or the folder holds something else.
     """
 
-    def __init__(
-        self, uri: str | Path, verify: bool = True, memory: int = 0, device: str | torch.device | None = None
-    ) -> None:
+    def __init__(self, uri: str | Path, memory: int = 0) -> None:
         self.uri = str(uri)
         self.changes: Changes | None = None
-        self._verify, self._memory = verify, (memory, device)
+        self._memory = memory
         self._load()
 
     def _load(self) -> None:
-        self._table = open_published(self.uri, self._verify)
+        self._table = open_published(self.uri)
         self._metadata = read_metadata(self._table)
-        self.faiss: FaissIndex | None = None
         field = self._table.schema.field(VECTOR).type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
-        self.hold(*self._memory)
+        self.__dict__.pop("faiss", None)
+        self._held: HeldVectors | None = None
+        is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
+        if self._memory and is_small and self.faiss is None:
+            self._held = HeldVectors(*self.held(), torch.device(choose_device(None)))
 
-    def hold(self, memory: int, device: str | torch.device | None = None) -> None:
-        """Keep the vectors in memory, as `memory` and `device` of the class say."""
-        self._memory, self._held = (memory, device), None
-        if memory and len(self) * self.dimension * np.dtype(self.dtype).itemsize <= memory:
-            self._held = HeldVectors(*self.held(), torch.device(choose_device(device)))
+    @cached_property
+    def faiss(self) -> FaissIndex | None:
+        """The index of FAISS beside the table, if it is of this version; searches without a condition use it."""
+        return FaissIndex.open(self.uri, self.version)
 
     @classmethod
     def open(cls, uri: str | Path, **options: Any) -> Self:  # noqa: ANN401
@@ -155,7 +152,7 @@ class Collection:
     @property
     def ids(self) -> list[str]:
         """All ids, in the order of `vectors`."""
-        return [id_ for ids, _ in self.batches() for id_ in ids.to_pylist()]
+        return self.select()
 
     def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
@@ -168,16 +165,8 @@ class Collection:
         Raises:
             ValueError: An id is not in the collection.
         """
-        if ids is None:
-            return join([vectors for _, vectors in self.batches()], self.dimension)
-        by_id: dict[str, np.ndarray] = {}
-        whole = len(ids) > IDS_AT_ONCE and 4 * len(ids) > len(self)
-        parts = [self.batches()] if whole else [self.batches(where) for where in id_conditions(ids)]
-        wanted = set(ids)
-        for names, vectors in (pair for part in parts for pair in part):
-            by_id.update((name, row) for name, row in zip(names.to_pylist(), vectors, strict=True) if name in wanted)
-        _check_known(ids, by_id)
-        return np.stack([by_id[id_] for id_ in ids]) if len(ids) else join([], self.dimension)
+        table = self._read(["id", VECTOR]) if ids is None else self._look_up(ids, ["id", VECTOR])
+        return matrix(table[VECTOR], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
@@ -192,20 +181,15 @@ class Collection:
         names = self._table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += [PICTURE] if pictures and PICTURE in names else []
-        by_id: dict[str, dict[str, Any]] = {}
-        for where in id_conditions(ids):
-            for batch in self.scan(columns, where):
-                by_id.update((row["id"], _known_values(row)) for row in batch.to_pylist())
-        _check_known(ids, by_id)
-        return [by_id[id_] for id_ in ids]
+        return [_known_values(row) for row in self._look_up(ids, columns).to_pylist()]
 
-    def select(self, where: str) -> list[str]:
-        """The ids of the rows that a condition holds for.
+    def select(self, where: str | None = None) -> list[str]:
+        """The ids of the rows that a condition holds for, or of all.
 
         Raises:
             ValueError: It cannot be evaluated; the message names the columns.
         """
-        return [id_ for batch in self.scan(["id"], where) for id_ in batch["id"].to_pylist()]
+        return list(self._read(["id"], where)["id"].to_pylist())
 
     def check(self, where: str) -> None:
         """Make sure that a condition can be evaluated.
@@ -216,24 +200,40 @@ class Collection:
         with reading(self.uri, where, self.schema):
             self._table.search().select(["id"]).where(condition(where)).limit(1).to_arrow()
 
-    def scan(self, columns: list[str], where: str | None = None, row_ids: bool = False) -> Iterator[pa.RecordBatch]:
+    def scan(self, columns: list[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
 
         Args:
             columns: Their names.
             where: SQL, such as `"price < 50 and category = 'shoes'"`.
-            row_ids: Also give Lance's number of each row, as `_rowid`.
 
         Raises:
             ValueError: The condition cannot be evaluated; the message names the columns.
         """
-        query = self._table.search().select(columns)
-        if row_ids:
-            query = query.with_row_id(True)
         with reading(self.uri, where, self.schema):
-            if where is not None:
-                query = query.where(condition(where))
-            yield from query.to_batches()
+            yield from self._query(columns, where).to_batches()
+
+    def _query(self, columns: list[str], where: str | None) -> Any:  # noqa: ANN401 - lancedb's
+        query = self._table.search().select(columns)
+        return query if where is None else query.where(condition(where))
+
+    def _read(self, columns: list[str], where: str | None = None) -> pa.Table:
+        """As `scan`, at once, with Lance's number of each row as `_rowid`."""
+        with reading(self.uri, where, self.schema):
+            return self._query(columns, where).with_row_id(True).to_arrow()
+
+    def _look_up(self, ids: Sequence[str], columns: list[str]) -> pa.Table:
+        """The rows of ids, in their order.
+
+        Raises:
+            ValueError: An id is not in the collection.
+        """
+        conditions = [None] if 4 * len(ids) > len(self) else [*id_conditions(ids)] or ["false"]
+        table = pa.concat_tables([self._read(columns, where) for where in conditions])
+        places = {id_: place for place, id_ in enumerate(table["id"].to_pylist())}
+        if missing := [id_ for id_ in ids if id_ not in places]:
+            raise ValueError(f"the collection has no row {missing[0]!r}")
+        return table.select(columns).take(pa.array([places[id_] for id_ in ids], pa.int64()))
 
     def search(
         self,
@@ -266,10 +266,10 @@ class Collection:
         if text is not None:
             texts = [text] * len(queries) if isinstance(text, str) else list(text)
             return self._fused(queries, k, where, texts, exact)
-        numbers = None if where is None or (self._held is None and self.faiss is None) else self._row_ids(where)
-        if self.faiss is not None and not exact and (result := self.faiss.search(queries, k, numbers)) is not None:
-            return as_result(result)
+        if self.faiss is not None and where is None and not exact:
+            return as_result(self.faiss.search(queries, k))
         if self._held is not None:
+            numbers = None if where is None else self._read(["id"], where)["_rowid"].to_numpy()
             return as_result(self._held.search(queries, k, numbers))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
@@ -288,7 +288,7 @@ class Collection:
             table = (search if where is None else search.where(condition(where))).to_arrow()
         owners = table["query_index"].to_numpy() if "query_index" in table.column_names else np.zeros(len(table), int)
         ids = table["id"].to_pylist()
-        candidates = join([matrix(chunk, self.dimension) for chunk in table[VECTOR].chunks], self.dimension)
+        candidates = matrix(table[VECTOR], self.dimension)
         doubles = queries.astype(np.float64)[owners]
         scores = np.einsum("nd,nd->n", candidates.astype(np.float64), doubles).astype(np.float32)
         names = np.unique(ids, return_inverse=True)[1] if ids else np.empty(0, int)
@@ -300,12 +300,8 @@ class Collection:
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
         """Add the scores by vectors and by words, each divided by the best one."""
         if TEXT not in index_names(self._table):
-            kind = " --kind none" if self._metadata["index"] is None else ""
-            raise ValueError(
-                f"the collection {self.uri!r} has no index of words: run `conjoin index {self.uri}{kind}`"
-                if TEXT in self._table.schema.names and self._table.count_rows(f"{TEXT} is not null")
-                else f"the collection {self.uri!r} has no texts, so their words cannot be searched"
-            )
+            command = f"conjoin index {self.uri}{' --kind none' if self._metadata['index'] is None else ''}"
+            raise ValueError(f"the collection {self.uri!r} has no texts, or no index of their words: run `{command}`")
         if len(texts) != len(queries):
             raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
         depth = max(k, _MOST_FUSED)
@@ -332,19 +328,12 @@ class Collection:
             logger.warning("no row of %r has the words %.80r: only the vectors rank", self.uri, words)
         return [(id_, score / max(scores)) for id_, score in zip(ids, scores, strict=True)]
 
-    def _row_ids(self, where: str) -> np.ndarray:
-        """Return Lance's numbers `(M,)` of the rows that satisfy a condition."""
-        numbers = [batch["_rowid"].to_numpy() for batch in self.scan(["id"], where, row_ids=True)]
-        return np.concatenate([np.empty(0, dtype=np.uint64), *numbers])
-
     def held(self) -> tuple[pa.ChunkedArray, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
-        batches = list(self.scan(["id", VECTOR], row_ids=True))
-        ids = pa.chunked_array([batch["id"] for batch in batches], pa.string())
-        numbers = np.concatenate([np.empty(0, dtype=np.uint64), *(batch["_rowid"].to_numpy() for batch in batches)])
-        vectors = join([matrix(batch[VECTOR], self.dimension) for batch in batches], self.dimension)
-        order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
-        return ids.take(pa.array(order)), numbers[order], vectors[order]
+        table = self._read(["id", VECTOR])
+        order = np.argsort(np.array(table["id"].to_pylist(), dtype=object), kind="stable")
+        numbers, vectors = table["_rowid"].to_numpy(), matrix(table[VECTOR], self.dimension)
+        return table["id"].take(pa.array(order)), numbers[order], vectors[order]
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove rows and publish the collection without them; this object sees that state from then on.
@@ -353,7 +342,7 @@ class Collection:
             ValueError: An id is not in the collection, which stays as it was, or another process writes into it.
             OSError: The disk is full or fails; readers see the collection as it was.
         """
-        self.vectors(ids)  # refuses unknown ones
+        self._look_up(ids, ["id"])  # refuses unknown ones
 
         def delete(table: Table) -> None:
             for where in id_conditions(ids):
@@ -401,12 +390,7 @@ class Collection:
         if TEXT in self.schema.names and self._table.count_rows(f"{TEXT} is not null"):
             columns.append(TEXT)
         self._write(build, columns)
-        if settings is None:
-            return None
-        measured = self.recall(recall_queries)
-        settings = settings | {"recall@10": measured}
-        self._write(lambda table: write_metadata(table, self._metadata | {"index": settings}), optimize=False)
-        return measured
+        return None if kind is None else self.recall(recall_queries)
 
     def index_faiss(self, factory: str | None = None, *, probes: int = PROBES, recall_queries: int = 100) -> float:
         """Build an index of FAISS in memory, which this object then searches, and lay it beside the table.
@@ -431,13 +415,12 @@ class Collection:
             self._load()
             if not len(self):
                 raise ValueError(f"the collection {self.uri!r} has no rows to index")
-            ids, row_ids, vectors = self.held()
+            ids, _, vectors = self.held()
             factory = factory or default_factory(len(self))
             settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
-            self.faiss = FaissIndex(train_faiss(factory, vectors), ids.combine_chunks(), row_ids, settings)
-            settings["recall@10"] = self.recall(recall_queries)
+            self.faiss = FaissIndex(train_faiss(factory, vectors), ids.combine_chunks(), settings)
             self.faiss.write(folder)
-        return float(settings["recall@10"])
+        return self.recall(recall_queries)
 
     def recall(self, queries: int = 100) -> float:
         """Return the mean share of a vector's ten nearest others that `search` finds.
@@ -448,7 +431,7 @@ class Collection:
         indices = np.unique(np.linspace(0, len(self) - 1, min(queries, len(self))).round().astype(int)).tolist()
         sample = self._table.take_offsets(indices).select(["id", VECTOR]).to_arrow()
         names = sample["id"].to_pylist()
-        vectors = join([matrix(chunk, self.dimension) for chunk in sample[VECTOR].chunks], self.dimension)
+        vectors = matrix(sample[VECTOR], self.dimension)
         wanted = self.search(vectors, _DEPTH + 1, exact=True).ids
         approximate = self.search(vectors, _DEPTH + 1).ids
         shares = []
@@ -474,12 +457,11 @@ class Collection:
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
         columns = [name for name in self._table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
-        schema = pa.schema(map(self._table.schema.field, columns))
-        table = pa.Table.from_batches([*self.scan(columns)] or [pa.RecordBatch.from_pylist([], schema)], schema)
-        rows = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata(None)))
+        table = self._read(columns).select(columns).replace_schema_metadata(None)
+        rows = datasets.Dataset(datasets.table.InMemoryTable(table))
         return rows.cast_column(PICTURE, datasets.Image()) if PICTURE in columns else rows
 
-    def _write(self, change: Callable[[Table], object], columns: Sequence[str] = (), optimize: bool = True) -> None:
+    def _write(self, change: Callable[[Table], object], columns: Sequence[str] = ()) -> None:
         """Change the table, publish it, and see the new state; arguments as for `publish`."""
         with writing(self.uri), committing(self.uri):
             table = open_newest(self.uri)
@@ -488,13 +470,13 @@ class Collection:
                     f"the last change of {self.uri!r} did not end: run the same `conjoin encode` again first"
                 )
             change(table)
-            publish(self.uri, table, columns, optimize)
+            publish(self.uri, table, columns)
         self._load()
 
 
 def _has_same_rows(table: Table, uri: str) -> bool:
     """Whether a table has the published rows, as one has that an interrupted `index` left."""
-    published = open_published(uri, verify=False)
+    published = open_published(uri)
     now, before = (each.search().select(["id", ROW_DIGEST]).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
 
@@ -516,18 +498,9 @@ class HeldVectors(NamedTuple):
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types
-    """A column of vectors as a matrix `(n, D)` that shares its memory."""
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension)
-
-
-def join(parts: list[np.ndarray], dimension: int) -> np.ndarray:
-    """Matrices `(n, D)`, if any, as one."""
-    return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
-
-
-def _check_known(ids: Sequence[str], known: Mapping[str, Any]) -> None:
-    if missing := [id_ for id_ in ids if id_ not in known]:
-        raise ValueError(f"the collection has no row {missing[0]!r}")
+    """A column of vectors as a matrix `(n, D)`."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return whole.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension)
 
 
 def _known_values(row: Mapping[str, Any]) -> dict[str, Any]:

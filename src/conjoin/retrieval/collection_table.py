@@ -7,6 +7,7 @@ never changes, so each is hashed once, at publication. Readers hash it again whe
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -43,7 +44,7 @@ MOST_MISTYPED = 10_000
 
 A search of 20,000 rows then takes 66 ms of a processor, of 1,000,000 rows many seconds; by whole words 3 and 20 ms.
 """
-_TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|\w+|[^\w\s,]""")
+_TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|(\w+|[^\w\s,])""")
 _MOST_TOKENS = 600
 """Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
 _CACHED = 2**22
@@ -52,7 +53,8 @@ _FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 """How long readers of an earlier version find its files."""
 TABLE = "data/train.lance"
 """Where the table lies in a collection: as the Hub expects it."""
-_VERIFIED = ".verified.json"
+_VERIFIED = ".verified"
+"""Says when all files were whole, in nanoseconds."""
 _SMALL = 2**28
 """Bytes that are hashed in each process; of larger collections only the files that changed since they were hashed."""
 _VERSION, _COUNT = re.compile(r"^# version (\d+)$", re.MULTILINE), re.compile(r"\A# (\d+) files$", re.MULTILINE)
@@ -135,7 +137,7 @@ def published_at(uri: str | Path) -> int | None:
         return published_version(table)
 
 
-def open_published(uri: str | Path, verify: bool = True) -> Table:
+def open_published(uri: str | Path) -> Table:
     """Open the version that readers see.
 
     Raises:
@@ -155,7 +157,7 @@ def open_published(uri: str | Path, verify: bool = True) -> Table:
                 "again, it resumes"
             )
         try:
-            if folder is not None and verify:
+            if folder is not None:
                 check_files(folder, version)
             with reading(uri):
                 table.checkout(PUBLISHED)
@@ -167,7 +169,7 @@ def open_published(uri: str | Path, verify: bool = True) -> Table:
             return table
 
 
-def publish(uri: str | Path, table: Table, columns: Iterable[str] = (), optimize: bool = True) -> None:
+def publish(uri: str | Path, table: Table, columns: Iterable[str] = ()) -> None:
     """Let readers see the newest state of a table; until then, and if this is interrupted, they see the one before.
 
     Indexes of columns and words are built again, not updated: that takes Lance less time, and a tenth of the memory.
@@ -176,12 +178,11 @@ def publish(uri: str | Path, table: Table, columns: Iterable[str] = (), optimize
         uri: Of the collection.
         table: Its table.
         columns: To index, besides those that the published version indexes.
-        optimize: Whether rows or indexes changed, rather than the metadata alone.
     """
     before, names = published_version(table), {"id", *columns}
     if before == table.version and names <= {*index_names(table)}:
         return
-    if before is not None and optimize:
+    if before is not None:
         table.checkout(before)
         names |= {index.name for index in table.list_indices() if index.index_type in _REBUILT}
         table.checkout_latest()
@@ -189,16 +190,15 @@ def publish(uri: str | Path, table: Table, columns: Iterable[str] = (), optimize
             if index.index_type in _REBUILT:
                 table.drop_index(index.name)
         table.optimize(cleanup_older_than=_FOREVER)
-    if before is None or optimize:
-        missing = names - {*index_names(table)}
-        for name in sorted(missing & {*table.schema.names} - {TEXT}):
-            table.create_index(name, config=BTree(), name=name)
-        wants_words = TEXT in missing or (table.count_rows() <= MOST_WORDS and TEXT not in index_names(table))
-        if wants_words and table.count_rows(f"{TEXT} is not null"):
-            few: Any = {"base_tokenizer": "ngram", "ngram_min_length": 1, "ngram_max_length": 3}
-            many: Any = {"base_tokenizer": "icu", "max_token_length": None}  # cuts each script into its words
-            cut = few if table.count_rows() <= MOST_MISTYPED else many
-            table.create_index(TEXT, config=FTS(stem=False, remove_stop_words=False, **cut), name=TEXT)
+    missing = names - {*index_names(table)}
+    for name in sorted(missing & {*table.schema.names} - {TEXT}):
+        table.create_index(name, config=BTree(), name=name)
+    wants_words = TEXT in missing or (table.count_rows() <= MOST_WORDS and TEXT not in index_names(table))
+    if wants_words and table.count_rows(f"{TEXT} is not null"):
+        few: Any = {"base_tokenizer": "ngram", "ngram_min_length": 1, "ngram_max_length": 3}
+        many: Any = {"base_tokenizer": "icu", "max_token_length": None}  # cuts each script into its words
+        cut = few if table.count_rows() <= MOST_MISTYPED else many
+        table.create_index(TEXT, config=FTS(stem=False, remove_stop_words=False, **cut), name=TEXT)
     _move_tag(uri, table, before)
     if before is not None:
         table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance cleans nothing up while an old version has a tag
@@ -231,20 +231,15 @@ def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
 
 
 def condition(where: str) -> str:
-    """A condition as Lance is given it, which passes over all that follows a whole expression.
+    """A condition in parentheses: without them Lance passes over all that follows a whole expression.
 
     Raises:
-        ValueError: It closes a parenthesis that it did not open, or has too many words and signs.
+        ValueError: It has too many words and signs.
     """
-    tokens = [token for token in _TOKENS.findall(where) if token[0] not in "'\"`" and not token[0].isdigit()]
-    depth = 0
-    for token in tokens:
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        if depth < 0:
-            raise ValueError("a parenthesis is closed that is not open")
-    if len(tokens) > _MOST_TOKENS:
+    count = sum(token != "" for token in _TOKENS.findall(where))
+    if count > _MOST_TOKENS:
         raise ValueError(
-            f"it has {len(tokens)} words and signs, and {_MOST_TOKENS} are the most; a list of any length is one "
+            f"it has {count} words and signs, and {_MOST_TOKENS} are the most; a list of any length is one "
             "comparison: `id in ('a', 'b', ...)`"
         )
     return f"({where})"
@@ -301,7 +296,7 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
 
     Raises:
         DamagedError: A file of a folder is missing or damaged.
-        OSError: A file may not be read, or the collection is elsewhere and cannot be reached.
+        ConnectionError: The collection is elsewhere and cannot be reached.
         ValueError: The condition cannot be evaluated.
     """
     try:
@@ -323,8 +318,6 @@ def _unreadable(uri: str | Path, error: Exception) -> Exception:
             f"the collection {str(uri)!r} cannot be read: {_first_line(error)}; check the address, the network and "
             "your credentials"
         )
-    if "permission denied" in str(error).lower():
-        return PermissionError(f"the collection {str(uri)!r} may not be read: {_first_line(error)}")
     return DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}")
 
 
@@ -375,15 +368,16 @@ def _first_line(error: BaseException) -> str:
 
 def _publish_files(folder: Path, version: int, before: int | None) -> None:
     """Write the checksums of a version that is about to be published; readers still see `before`, if any."""
-    known = read_checksums(folder)  # a file of Lance never changes
-    names = sorted(path.relative_to(folder).as_posix() for path in _files(folder))
+    known, started = read_checksums(folder), time.time_ns()  # a file of Lance never changes
+    paths = sorted(path.relative_to(folder) for path in (folder / TABLE).rglob("*") if path.is_file())
+    names = [path.as_posix() for path in paths if not _MUTABLE & {*path.parts}]
     sums = {name: known[name][0] if name in known else file_digest(folder / name) for name in names}
     versions = dict.fromkeys([version, *([] if before is None else [before])])
     lines = [f"# {len(sums)} files", *(f"# version {number}" for number in versions)]
     write_text(
         folder / FOLDER_CHECKSUMS, "".join(f"{line}\n" for line in lines + [f"{v}  {k}" for k, v in sums.items()])
     )
-    _remember(folder, sums)
+    (folder / _VERIFIED).write_text(str(started))
 
 
 def check_files(folder: Path, version: int, everything: bool = False) -> None:
@@ -399,56 +393,28 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
     Raises:
         DamagedError: A file differs, or another version is published than the checksums are of.
     """
-    sums = folder / FOLDER_CHECKSUMS
+    sums, started, since = folder / FOLDER_CHECKSUMS, time.time_ns(), 0
     if not sums.is_file():
         raise DamagedError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
-    versions, hashed = _read_sums(folder)
+    text, hashed = sums.read_text(encoding="utf-8", errors="replace"), read_checksums(folder)
+    count, versions = _COUNT.search(text), [int(number) for number in _VERSION.findall(text)]
+    if count is None or int(count[1]) != len(hashed):
+        raise DamagedError(f"the file {str(sums)!r} is truncated or damaged; {_REMEDY}")
     if version not in versions:
         raise DamagedError(
             f"{str(sums)!r} is of version {versions} of the collection, and version {version} is published; {_REMEDY}"
         )
-    states = {name: _state(folder / name) for name in hashed if (folder / name).is_file()}
-    is_small = sum(size for size, _ in states.values()) <= _SMALL
-    verified = {} if everything or is_small else _recall(folder)
+    states = {name: (folder / name).stat() for name in hashed if (folder / name).is_file()}
+    is_large, mark = sum(state.st_size for state in states.values()) > _SMALL, folder / _VERIFIED
+    if is_large and not everything and mark.is_file():
+        moment = mark.read_bytes()
+        since = int(moment) if moment.isdigit() else 0
     for name, state in states.items():
-        if verified.get(name) != state and file_digest(folder / name) != hashed[name]:
+        if state.st_mtime_ns >= since and file_digest(folder / name) not in hashed[name]:
             raise DamagedError(
                 f"the file {str(folder / name)!r} is truncated or damaged: it differs from its checksum in "
                 f"{FOLDER_CHECKSUMS}; {_REMEDY}"
             )
-    if not is_small and verified != states:
+    if is_large:
         with suppress(OSError):  # a folder that may only be read
-            _remember(folder, hashed)
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    """The files of the table that never change."""
-    table = folder / TABLE
-    return (path for path in table.rglob("*") if path.is_file() and not _MUTABLE & {*path.relative_to(table).parts})
-
-
-def _read_sums(folder: Path) -> tuple[list[int], dict[str, str]]:
-    """The versions that the checksums are of, and the checksum of each file."""
-    text = (folder / FOLDER_CHECKSUMS).read_text(encoding="utf-8", errors="replace")
-    count, hashed = _COUNT.search(text), {name: digests[0] for name, digests in read_checksums(folder).items()}
-    if count is None or int(count[1]) != len(hashed):
-        raise DamagedError(f"the file {str(folder / FOLDER_CHECKSUMS)!r} is truncated or damaged; {_REMEDY}")
-    return [int(number) for number in _VERSION.findall(text)], hashed
-
-
-def _state(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
-
-
-def _remember(folder: Path, names: Iterable[str]) -> None:
-    states = {name: _state(folder / name) for name in names if (folder / name).is_file()}
-    write_text(folder / _VERIFIED, json.dumps(states))
-
-
-def _recall(folder: Path) -> dict[str, list[int]]:
-    try:
-        verified = json.loads((folder / _VERIFIED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return verified if isinstance(verified, dict) else {}
+            mark.write_text(str(started))

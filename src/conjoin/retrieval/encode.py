@@ -61,7 +61,7 @@ from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import differences
 
 logger = logging.getLogger(__name__)
-_BATCHES_AT_ONCE = 64
+BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
 _LONGEST_WAIT = timedelta(days=30)
@@ -147,7 +147,7 @@ def _encoded(
         ValueError: As `encode_collection`; or the processes did not read the same rows.
     """
     rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
-    size = _BATCHES_AT_ONCE * encoder.batch_size
+    size = BATCHES_AT_ONCE * encoder.batch_size
     chunks = read_chunks(rows, size * world_size)
     while True:
         start, ids, chunk = next(chunks, (0, [], []))

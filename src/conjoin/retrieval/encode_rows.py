@@ -93,8 +93,8 @@ class KnownRows:
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[at] == keys, at, -1)
 
-    def see(self, ids: Sequence[str], start: int | None) -> None:
-        """Note rows of the data, the first of which has the number `start`, if it is known.
+    def see(self, ids: Sequence[str], start: int) -> None:
+        """Note rows of the data, the first of which has the number `start`.
 
         Raises:
             ItemError: An id occurred before.
@@ -118,7 +118,7 @@ class Encoded(NamedTuple):
     """Some rows of a chunk.
 
     Attributes:
-        records: The new and the changed ones, with their numbers in the data, as far as those are known.
+        records: The new and the changed ones, with their numbers in the data.
         encoded: How many of them went through the model.
         unchanged: How many rows are in the table as they are in the data.
         skipped: Those that cannot be used.
@@ -133,17 +133,12 @@ class Encoded(NamedTuple):
 
 
 def encode_rows(
-    start: int | None,
-    ids: Sequence[str],
-    rows: Sequence[Row],
-    known: KnownRows,
-    encoder: ItemEncoder,
-    options: EncodeOptions,
+    start: int, ids: Sequence[str], rows: Sequence[Row], known: KnownRows, encoder: ItemEncoder, options: EncodeOptions
 ) -> Iterator[Encoded]:
     """Encode the rows of a chunk that are new or changed: first what needs no model, then batch by batch.
 
     Args:
-        start: The number of the first row in the data; None if it is not known.
+        start: The number of the first row in the data.
         ids: Of the rows.
         rows: The rows.
         known: The rows of the table.
@@ -160,7 +155,7 @@ def encode_rows(
     def skip(index: int, error: Exception) -> None:
         if options.on_error == "raise":
             raise error
-        skipped.append(Skipped(None, None if start is None else start + index, ids[index], str(error)))
+        skipped.append(Skipped(None, start + index, ids[index], str(error)))
 
     def record(index: int, vector: np.ndarray) -> tuple[int, Record]:
         parts, item, digest = changed[index]
@@ -170,7 +165,7 @@ def encode_rows(
             values["image"] = image_paths(parts["image"]) or None
             if options.keep_pictures:
                 values[PICTURE] = make_thumbnail(parts["image"], options.keep_pictures, name)
-        return (start or 0) + index, values
+        return start + index, values
 
     for index, row in enumerate(rows):
         try:
@@ -233,23 +228,17 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
     """The text of a row and its `"metadata"`.
 
     Raises:
-        ItemError: `"metadata"` is no mapping, or has a name that no column can have.
+        ItemError: `"metadata"` has a name that no column can have.
     """
     text = {TEXT: row[TEXT]} if isinstance(row.get(TEXT), str) else {}
-    kept = row.get("metadata") or {}
-    if not isinstance(kept, Mapping):
-        raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
-    for column in kept:
-        if not isinstance(column, str) or not column:
-            problem = "the name of a column must be a text"
-        elif "." in column or "`" in column:
-            problem = 'the name of a column must be without "." and "`"'
-        elif column in (*OWN_COLUMNS, "image", *text) or column.startswith("_"):
-            problem = "the name of a column that the collection has of its own; give it another name in the data"
-        else:
-            continue
-        raise ItemError(name, f'"metadata" holds {column!r}; {problem}')
-    return text | dict(kept)
+    kept = dict(row.get("metadata") or {})
+    for column in map(str, kept):
+        if column in (*OWN_COLUMNS, "image", *text) or column.startswith("_") or {*column} & {".", "`"}:
+            own = f"{', '.join((*OWN_COLUMNS, 'image'))} and names with _ at first are the collection's own"
+            raise ItemError(
+                name, f'"metadata" holds {column!r}, which cannot be a column: {own}, "." and "`" mean more'
+            )
+    return text | kept
 
 
 def to_table(records: Sequence[Record], dtype: str) -> pa.Table:

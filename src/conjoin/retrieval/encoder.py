@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -61,14 +61,6 @@ class EncoderOutput(NamedTuple):
     """What `ItemEncoder` reads of a model's output: `embeddings` `(N, D)`."""
 
     embeddings: torch.Tensor
-
-
-@runtime_checkable
-class DescribedProcessor(Protocol):
-    """A processor of another library's model; its `digest` is equal for equal settings."""
-
-    @property
-    def digest(self) -> str: ...
 
 
 class ItemEncoder:
@@ -140,10 +132,10 @@ class ItemEncoder:
 
     @cached_property
     def processing(self) -> str | None:
-        """A fingerprint of what the processor makes of items; None if it does not say."""
+        """A fingerprint of what the processor makes of items, or its own `digest`; None if it has none."""
         if isinstance(self.processor, ProcessorMixin):
             return processor_digest(self.processor)
-        return self.processor.digest if isinstance(self.processor, DescribedProcessor) else None
+        return getattr(self.processor, "digest", None)
 
     @cached_property
     def dimension(self) -> int:
@@ -273,14 +265,12 @@ class ItemEncoder:
             collate_fn=partial(_prepare, self.processor, self.input_type, self.batch_size),
             generator=torch.Generator(),  # so that the one of the caller stays as it is
         )
-        for chunk, (inputs, counts, problems, failure) in zip(chunks, batches, strict=True):
+        for chunk, (inputs, counts, problems) in zip(chunks, batches, strict=True):
             for index, error in problems.items():
                 named = type(error)(names[chunk[index]], error.message)
                 if on_unusable is None:
                     raise named
                 on_unusable(chunk[index], named)
-            if failure is not None:
-                raise failure
             usable = [position for index, position in enumerate(chunk) if index not in problems]
             vectors = np.empty((0, 0), dtype=np.float32)
             if usable:
@@ -321,20 +311,14 @@ def model_name(path: str | Path) -> str:
     return str(Path(path).resolve()) if path != SAMPLE_MODEL and Path(path).is_dir() else str(path)
 
 
-_Prepared = tuple[list[dict[str, Any]], list[int], dict[int, ItemError], Exception | None]
-
-
 def _prepare(
     processor: Processor, input_type: str, batch_size: int, chunk: Sequence[tuple[Any, str | None, str | None]]
-) -> _Prepared:
-    """Make the model inputs of items, each with its instruction and its id.
-
-    Errors are returned: raised in a worker process, they would lose their type.
+) -> tuple[list[dict[str, Any]], list[int], dict[int, ItemError]]:
+    """Make the model inputs of items, each with its instruction and its id; of each alone where that fails for all.
 
     Returns:
         The inputs, each of at most `batch_size` embeddings; the number of embeddings of each item that can be used;
-        what is wrong with each of the others, by its index; and what is wrong with the batch although each of its
-        items can be used alone.
+        and what is wrong with each of the others, by its index. Raised in a worker process, it would lose its type.
     """
     try:
         parts = [
@@ -351,19 +335,14 @@ def _prepare(
             if isinstance(processor, OWN_PROCESSORS) and all(each is not None for each in ids):
                 more["ids"] = ids  # which its warnings name
             inputs.append(dict(processor(items, **more)))
-        return inputs, [len(several) for several in parts], {}, None
+        return inputs, [len(several) for several in parts], {}
     except (ValueError, FileNotFoundError) as error:
         if len(chunk) == 1:
-            return [], [], {0: error if isinstance(error, ItemError) else ItemError("item 0", str(error))}, None
-        alone = [_prepare(processor, input_type, batch_size, [each])[2] for each in chunk]
-        problems = {index: found[0] for index, found in enumerate(alone) if found}
-        usable = [each for index, each in enumerate(chunk) if index not in problems]
-        if not problems:
-            return [], [], {}, error
-        inputs, counts, _, failure = (
-            _prepare(processor, input_type, batch_size, usable) if usable else ([], [], {}, None)
-        )
-        return inputs, counts, problems, failure
+            return [], [], {0: error if isinstance(error, ItemError) else ItemError("item 0", str(error))}
+    alone = [_prepare(processor, input_type, batch_size, [each]) for each in chunk]
+    inputs = [batch for batches, _, _ in alone for batch in batches]
+    counts = [count for _, some, _ in alone for count in some]
+    return inputs, counts, {index: problems[0] for index, (_, _, problems) in enumerate(alone) if problems}
 
 
 def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401

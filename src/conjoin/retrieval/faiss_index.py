@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,13 +35,11 @@ class FaissIndex(NamedTuple):
     Attributes:
         index: Of FAISS.
         ids: Of its rows.
-        row_ids: Lance's numbers of the rows, `(N,)`.
-        settings: `version` of the collection, `factory`, `probes`, and `recall@10` when it was built.
+        settings: `version` of the collection, `factory` and `probes`.
     """
 
     index: Any
     ids: pa.Array
-    row_ids: np.ndarray
     settings: dict[str, Any]
 
     @classmethod
@@ -65,8 +64,7 @@ class FaissIndex(NamedTuple):
             index = import_faiss().read_index(str(folder / _INDEX))
         except RuntimeError as error:
             raise DamagedError(f"FAISS cannot read {str(folder / _INDEX)!r} ({error}); {_REMEDY}") from error
-        rows = pq.read_table(folder / _ROWS)
-        return cls(index, rows["id"].combine_chunks(), rows["row"].to_numpy(), settings)
+        return cls(index, pq.read_table(folder / _ROWS)["id"].combine_chunks(), settings)
 
     def write(self, folder: Path) -> None:
         """Write the files aside and move them to their place in a collection; in between, searches use the table.
@@ -80,23 +78,16 @@ class FaissIndex(NamedTuple):
                 import_faiss().write_index(self.index, str(aside / _INDEX))
             except RuntimeError as error:
                 raise OSError(f"FAISS cannot write its index into {str(folder)!r} ({error})") from error
-            pq.write_table(pa.table({"id": self.ids, "row": self.row_ids}), aside / _ROWS)
+            pq.write_table(pa.table({"id": self.ids}), aside / _ROWS)
             (aside / _SETTINGS).write_text(json.dumps(self.settings, indent=2), encoding="utf-8")
             write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
             flush_tree(aside)
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
             publish_folder(aside, folder / FOLDER)
 
-    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> list[Ranking] | None:
-        """The nearest among some rows, or all; None if the index does not find as many as there are."""
-        selector, count = None, len(self.row_ids)
-        if row_ids is not None:
-            mask = np.isin(self.row_ids, row_ids)
-            selector = import_faiss().IDSelectorBitmap(np.packbits(mask, bitorder="little"))
-            count = int(mask.sum())
-        labels, scores = search_faiss(self.index, queries, max(1, min(k, count)), self.settings["probes"], selector)
-        if count and row_ids is not None and (labels < 0).any():
-            return None  # a graph finds fewer where few rows are left: the table finds them
+    def search(self, queries: np.ndarray, k: int) -> list[Ranking]:
+        """The nearest rows."""
+        labels, scores = search_faiss(self.index, queries, k, self.settings["probes"])
         rankings = []
         for row, values in zip(labels, scores, strict=True):
             names = self.ids.take(pa.array(row[row >= 0])).to_pylist()
@@ -129,7 +120,6 @@ def train_faiss(factory: str, vectors: np.ndarray) -> Any:  # noqa: ANN401
         index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         index.train(vectors[:: max(1, len(vectors) // _TRAINING_VECTORS)])
         index.add(vectors)
-        search_faiss(index, vectors[:1], 1, selector=faiss.IDSelectorAll())  # some kinds take no conditions
     except RuntimeError as error:
         reason = str(error).splitlines()[0].partition(": ")[2].removeprefix("Error: ")  # without the place in FAISS
         raise ValueError(f"FAISS cannot make {factory!r} of {len(vectors)} vectors: {reason}") from error
@@ -146,7 +136,6 @@ def search_faiss(
     queries: np.ndarray,
     k: int,
     probes: int = PROBES,
-    selector: Any = None,  # noqa: ANN401
 ) -> tuple[np.ndarray, np.ndarray]:
     """Labels and scores `(Q, K)` of the nearest, best first; a label is negative where there is none.
 
@@ -154,25 +143,11 @@ def search_faiss(
         index: Of FAISS.
         queries: `(Q, D)`, L2-normalised.
         k: How many; all if there are fewer.
-        probes: Clusters to look into, or candidates of a graph.
-        selector: Which rows to search, in all clusters.
+        probes: Clusters to look into, or candidates of a graph (at least 128).
     """
-    faiss, k = import_faiss(), min(k, index.ntotal)
-    options = {} if selector is None else {"sel": selector}
-
-    def parameters(index: Any) -> Any:  # noqa: ANN401
-        """Of an index, and of the one within it."""
-        index = faiss.downcast_index(index)
-        if isinstance(index, faiss.IndexPreTransform):
-            return faiss.SearchParametersPreTransform(index_params=parameters(index.index))
-        if isinstance(index, faiss.IndexRefine):
-            factor, inner = max(1, min(20, index.ntotal // k)), parameters(index.base_index)
-            return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
-        if isinstance(index, faiss.IndexIVF):
-            return faiss.SearchParametersIVF(nprobe=index.nlist if selector else probes, **options)
-        if isinstance(index, faiss.IndexHNSW):
-            return faiss.SearchParametersHNSW(efSearch=max(k, probes, 128), **options)
-        return faiss.SearchParameters(**options)
-
-    scores, labels = index.search(queries, k, params=parameters(index))
+    space, k = import_faiss().ParameterSpace(), min(k, index.ntotal)
+    for name, value in (("nprobe", probes), ("efSearch", max(probes, 128)), ("k_factor_rf", 20)):
+        with suppress(RuntimeError):  # another kind of index
+            space.set_index_parameter(index, name, value)
+    scores, labels = index.search(queries, k)
     return labels, scores

@@ -51,42 +51,40 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
     settings: dict[str, Any] = {"num_workers": chosen.num_workers, "name": model_name(path), "load_options": needed}
     settings |= {"input_type": chosen.input_type, "dims": chosen.dims}
     device = choose_device(chosen.device)  # refuses a wrong one before anything is loaded
-    is_onnx = path != SAMPLE_MODEL and has_file(path, "config.json", revision) and is_own_model(path, revision)
-    is_onnx = is_onnx and has_file(path, ONNX_SETTINGS, revision)
-    if needed and (is_onnx or path == SAMPLE_MODEL):
-        raise ValueError(f"{', '.join(needed)}: the model {str(path)!r} is read in one way only; leave it out")
-    if is_onnx:
+    has_config, has_modules = (
+        path != SAMPLE_MODEL and has_file(path, name, revision) for name in ("config.json", "modules.json")
+    )
+    if path != SAMPLE_MODEL and Path(path).is_dir() and not has_config and not has_modules:
+        raise FileNotFoundError(
+            f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
+        )
+    is_own = has_config and is_own_model(path, revision)
+    says_pooling = has_modules or chosen.preset is not None
+    if needed and (is_own or path == SAMPLE_MODEL or (chosen.pooling is not None and says_pooling)):
+        raise ValueError(f"{needed}: the model {str(path)!r} says itself how it is read and pools; leave it out")
+    if is_own and has_file(path, ONNX_SETTINGS, revision):
         if chosen.device is not None and device.type != "cpu":
             raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {chosen.device}")
         if dtype not in (None, AUTO):
             raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **settings)
-    model, processor = _load(path, chosen)
+    model, processor = _load(path, chosen, is_own, has_modules, has_config)
     if isinstance(dtype, str):
         dtype = torch.bfloat16 if choose_bf16(dtype, device) else None
     kind = SentenceEncoder if isinstance(processor, SentenceItems) else ItemEncoder
     return kind(model, processor, batch_size, device, dtype, **settings)
 
 
-def _load(path: str | Path, options: ComputeOptions) -> tuple[Any, Any]:
+def _load(
+    path: str | Path, options: ComputeOptions, is_own: bool, has_modules: bool, has_config: bool
+) -> tuple[Any, Any]:
+    """The model and what turns items into its inputs."""
+    revision, trusted = options.revision, options.trust_remote_code
     if path == SAMPLE_MODEL:
         from conjoin.retrieval.sample_encoder import load_sample_towers
 
         return load_sample_towers()
-    revision, trusted = options.revision, options.trust_remote_code
-    has_config, has_modules = (has_file(path, name, revision) for name in ("config.json", "modules.json"))
-    if Path(path).is_dir() and not has_config and not has_modules:
-        raise FileNotFoundError(
-            f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
-        )
-    is_own = has_config and is_own_model(path, revision)
-    if options.pooling is not None and (is_own or has_modules or options.preset is not None):
-        raise ValueError(
-            f"pooling={options.pooling!r}: the model {str(path)!r} says itself how it pools; leave it out"
-        )
-    if options.preset is not None and is_own:
-        raise ValueError(f"preset={options.preset!r}: {str(path)!r} is a model of this package; leave it out")
     if is_own:
         return load_model(path, revision=revision)
     check_checksums(Path(path), REMEDY)

@@ -13,7 +13,6 @@ from conjoin.constants import SAMPLE_MODEL
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
 from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, exact_search, truncate
@@ -32,20 +31,14 @@ def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
     Args:
         uri: A folder, `s3://`, `gs://`, `az://`, `hf://datasets/OWNER/NAME`; or `http://HOST:PORT/NAME` for a
             collection in Milvus.
-        memory: As for `Collection`. A FAISS index beside the table is used in any case, if it is of its version.
+        memory: As for `Collection`.
 
     Raises:
         FileNotFoundError: There is nothing.
         ValueError: It is unfinished, damaged, or something else.
         ConnectionError: A server does not answer.
     """
-    if is_milvus(uri):
-        return MilvusCollection(uri)
-    collection = Collection(uri)
-    collection.faiss = FaissIndex.open(uri, collection.version)
-    if collection.faiss is None:
-        collection.hold(memory)
-    return collection
+    return MilvusCollection(uri) if is_milvus(uri) else Collection(uri, memory)
 
 
 def search_items(

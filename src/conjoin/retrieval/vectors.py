@@ -127,13 +127,23 @@ def exact_search(
     for positions, part in _blocks(vectors, among):
         ranked += len(part)
         block = torch.from_numpy(part).to(device).float()
-        new_rows, columns = _candidates(moved, block, k, floor, margin)
-        rows, places = np.concatenate([rows, new_rows]), np.concatenate([places, positions[columns]])
-        scores = np.concatenate([scores, _exact_scores(doubles, block, new_rows, columns)])
-        order = np.lexsort((places, -scores, rows))  # by query, falling score and position: keep the k best
-        rank = np.arange(len(rows)) - np.searchsorted(rows[order], rows[order])
-        order = order[rank < k]
-        rows, places, scores = rows[order], places[order], scores[order]
+        depth = min(k + _SPARE, len(block))
+        rough, columns = _best_of_block(moved, block, depth)
+        least = floor if depth < k else torch.maximum(floor, rough[:, k - 1] - margin)
+        reached = rough >= least[:, None]
+        has_more = reached[:, -1] if depth < len(block) else torch.zeros_like(reached[:, -1])  # read one by one below
+        row, rank = (reached & ~has_more[:, None]).nonzero(as_tuple=True)
+        candidates = [(row.cpu().numpy(), columns[row, rank].cpu().numpy())]
+        for query in has_more.nonzero().flatten().tolist():
+            chosen = (block @ moved[query] >= least[query]).nonzero().flatten().cpu().numpy()
+            candidates.append((np.full(len(chosen), query), chosen))
+        for new_rows, chosen in candidates:
+            rows, places = np.concatenate([rows, new_rows]), np.concatenate([places, positions[chosen]])
+            scores = np.concatenate([scores, _exact_scores(doubles, block, new_rows, chosen)])
+            order = np.lexsort((places, -scores, rows))  # by query, falling score and position: keep the k best
+            place_of = np.arange(len(rows)) - np.searchsorted(rows[order], rows[order])
+            order = order[place_of < k]
+            rows, places, scores = rows[order], places[order], scores[order]
         if ranked >= k:
             floor = torch.from_numpy(scores.reshape(-1, k)[:, -1] - margin).to(device)
     shape = len(queries), min(k, ranked)
@@ -168,29 +178,6 @@ def _rounding_margin(dimension: int) -> float:
     return 3 * dimension * float(np.finfo(np.float32).eps) if is_full else 2.0**-5
 
 
-def _candidates(
-    queries: torch.Tensor, block: torch.Tensor, k: int, floor: torch.Tensor, margin: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows `(P,)` of queries and of a block that may be among the k best, where the scores so far reach `floor`.
-
-    The best few of the block are taken for each query, and more of them for those of which the last still may be.
-    """
-    rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    pending = torch.arange(len(queries), device=queries.device)
-    depth = min(k + _SPARE, len(block))
-    while len(pending):
-        scores, best = _best_of_block(queries[pending], block, depth)
-        least = floor[pending] if depth < k else torch.maximum(floor[pending], scores[:, k - 1] - margin)
-        reached = scores >= least[:, None]
-        is_done = ~reached[:, -1] if depth < len(block) else torch.ones_like(reached[:, -1])
-        row, rank = (reached & is_done[:, None]).nonzero(as_tuple=True)
-        rows.append(pending[row].cpu().numpy())
-        columns.append(best[row, rank].cpu().numpy())
-        pending = pending[~is_done]
-        depth = min(4 * depth, len(block))
-    return np.concatenate(rows), np.concatenate(columns)
-
-
 def _best_of_block(queries: torch.Tensor, block: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rough scores and rows `(q, depth)` of the best of a block, falling.
 
@@ -214,11 +201,10 @@ def _best_of_block(queries: torch.Tensor, block: torch.Tensor, depth: int) -> tu
 
 def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Inner products of the given pairs `(P,)` of float64 queries and rows of `block`, as float32."""
-    candidates, where = np.unique(columns, return_inverse=True)
-    vectors = block[torch.from_numpy(candidates).to(block.device)].cpu().numpy().astype(np.float64)
     scores = np.empty(len(rows), dtype=np.float32)
     pairs_at_once = max(1, _NUMBERS_AT_ONCE // queries.shape[1])
     for start in range(0, len(rows), pairs_at_once):
         some = slice(start, start + pairs_at_once)
-        scores[some] = np.einsum("pd,pd->p", queries[rows[some]], vectors[where[some]])
+        vectors = block[torch.from_numpy(columns[some]).to(block.device)].cpu().numpy()
+        scores[some] = np.einsum("pd,pd->p", queries[rows[some]], vectors, dtype=np.float64)
     return scores

@@ -134,7 +134,7 @@ def test_items_shared_by_triplets_enter_the_pool_once(rows, tmp_path):
 
 
 def test_an_interrupted_evaluation_keeps_what_was_encoded(rows, distractors, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "_BATCHES_AT_ONCE", 1)
+    monkeypatch.setattr(encode, "BATCHES_AT_ONCE", 1)
     monkeypatch.setattr(encode, "_ROWS_PER_COMMIT", 1)
     which = {"data": write(tmp_path / "triplets.jsonl", rows), "distractors": distractors}
     lost = tmp_path / "130.png"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from test_mining import Loader, findings, mine, pairs
 
 from conjoin.retrieval import Miner, Reranker, load_mined, mine_hard_negatives, parse_miners
@@ -157,8 +157,3 @@ def test_a_margin_needs_a_positive(tmp_path):
         mine(pairs(6), tmp_path, [miner])
     groups = mine(pairs(9, groups=True), tmp_path / "groups", [miner])
     assert any(groups.values())
-    stream = IterableDataset.from_generator(lambda: iter(pairs(3)))
-    miner = Miner("own", "one", "text", "text", reranker="colours")
-    with pytest.raises(ValueError, match="a reranker reads rows by their index"):
-        options = {"load_encoder": Loader(), "load_reranker": lambda name: Reranker(Colours(), name=name)}
-        mine_hard_negatives(stream, [miner], tmp_path / "stream", **options)

@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conjoin.data.pair_sources import AnyDataset
 from conjoin.data.row_images import row_item
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
@@ -121,30 +120,21 @@ def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:
     Raises:
         ValueError: None at all, a key is missing or unknown, or a value is not one of those expected.
     """
-    if not isinstance(described, Mapping) or not described:
+    if not isinstance(described, Mapping):
         raise ValueError(f"expected miners as name: {{model, query, candidate}}, got {described!r:.80}")
-    known = {field.name for field in fields(Miner)} - {"name"}
-    needed = {"model", "query", "candidate"}
+    miners = []
     for name, miner in described.items():
-        keys = set(miner) if isinstance(miner, Mapping) else set()
-        if not needed <= keys <= known:
-            raise ValueError(
-                f"miner {name!r}: expected the keys model, query, candidate and optionally "
-                f"{', '.join(sorted(known - needed))}; "
-                f"got {miner!r:.120}"
-            )
-    return [Miner(str(name), **miner) for name, miner in described.items()]
+        try:
+            miners.append(Miner(str(name), **miner))
+        except TypeError as error:
+            raise ValueError(f"miner {name!r}: expected {{model, query, candidate ...}}; {error}") from error
+    check_miners(miners)
+    return miners
 
 
-def needed_parts(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, Literal["image", "text"] | None]:
-    """The one part that the miners compare of the rows of each source, None for both: `only` of `load_pairs`."""
-    of_anchors = "anchors" if separate_anchors else "corpus"
-    views: dict[str, set[str]] = defaultdict(set)
-    for miner in miners:
-        views["corpus"].add(miner.candidate)
-        views[of_anchors].add(miner.query)
-    one: dict[str, Literal["image", "text"]] = {"image": "image", "text": "text"}
-    return {source: one.get(next(iter(seen))) if len(seen) == 1 else None for source, seen in views.items()}
+def needed_part(views: Sequence[str]) -> Literal["image", "text"] | None:
+    """The one part that some views are of, None for both: `only` of `load_pairs`."""
+    return "image" if {*views} == {"image"} else "text" if {*views} == {"text"} else None
 
 
 def check_miners(miners: Sequence[Miner], k: int = 1) -> None:
@@ -161,11 +151,11 @@ def check_miners(miners: Sequence[Miner], k: int = 1) -> None:
 
 
 def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
-    corpus: AnyDataset,
+    corpus: datasets.Dataset,
     miners: Sequence[Miner],
     folder: str | Path,
     *,
-    anchors: AnyDataset | None = None,
+    anchors: datasets.Dataset | None = None,
     load_encoder: Callable[[str], ItemEncoder] = load_encoder,
     load_reranker: Callable[[str], Reranker] = load_reranker,
     show_progress: bool = False,
@@ -242,14 +232,21 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
             settings = {name: value for name, value in asdict(miner).items() if name not in ("name", "model")}
             settings |= digests | {"k": chosen.k, "index": chosen.index, "block": chosen.block}
             settings |= {} if reranker is None else {"reranker": reranker.fingerprint}
-            _begin(folder / "miners" / miner.name, settings)
+            place = folder / "miners" / miner.name
+            place.mkdir(parents=True, exist_ok=True)
+            if not (place / "settings.json").is_file():
+                write_text(place / "settings.json", json.dumps(settings))
+            elif differing := differences(json.loads((place / "settings.json").read_text()), settings):
+                raise ValueError(
+                    f"{str(place)!r}: it was made with {differing}; mine into another folder, or as before"
+                )
             is_self = digests["corpus"] == digests["anchors"] and miner.query == miner.candidate
             index = None  # of FAISS, built when it is first needed
             if chosen.index != "exact":
                 index = cache(partial(train_faiss, chosen.index, vectors))
             for number, block in enumerate(progress(blocks, desc=miner.name, unit="block", show=show_progress)):
-                path = _results_file(folder, miner, number)
-                if _read_results(path) is not None:
+                path = place / f"{number:05}.parquet"
+                if path.is_file():
                     continue
                 positives: list[list[int]] = [[]] * len(block)
                 if miner.has_margin:  # the candidate of the anchor's id unless it is itself, and those of its group
@@ -266,23 +263,26 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                             )
                 results = _search(miner, block, queries, candidates, query_vectors, vectors, positives, index, chosen)
                 if reranker is not None:
+                    of_queries = sources[of_anchors].select_columns([*VIEWS[miner.query]])
+                    of_candidates = corpus.select_columns([*VIEWS[miner.candidate]])
                     for result, anchor, right in zip(results, block, positives, strict=True):
-                        query = _item(sources[of_anchors], miner.query, anchor)
+                        query = row_item(of_queries[anchor], f"item {queries.ids[anchor]!r}")
                         hits = [*result["close"], *result["others"]]
                         places = [*right, *(hit["position"] for hit in hits)]
-                        items = [_item(corpus, miner.candidate, position) for position in places]
+                        items = [row_item(of_candidates[n], f"item {candidates.ids[n]!r}") for n in places]
                         scores = reranker.score(query, items, activate=True).tolist()
                         result["limit"] = miner.limit(min(scores[: len(right)], default=0.0))
                         for hit, score in zip(hits, scores[len(right) :], strict=True):
                             hit["score"] = score
                 with atomic_path(path) as temporary:
-                    pq.write_table(pa.Table.from_pylist(results, _RESULTS), temporary, write_page_checksum=True)
+                    pq.write_table(pa.Table.from_pylist(results, _RESULTS), temporary)
             del query_vectors, vectors, index  # one corpus at a time in memory
 
         def united() -> Iterator[list[dict[str, Any]]]:
             without = 0
             for number, block in enumerate(progress(blocks, desc="uniting", unit="block", show=show_progress)):
-                found = [_read_results(_results_file(folder, miner, number)) or [] for miner in miners]
+                paths = [folder / "miners" / miner.name / f"{number:05}.parquet" for miner in miners]
+                found = [pq.read_table(path).to_pylist() for path in paths]
                 rows = [
                     _unite(dict(zip(miners, each, strict=True)), chosen.k, candidates.ids)
                     for each in zip(*found, strict=True)
@@ -302,10 +302,6 @@ def collection_folder(folder: Path, source: str, model: str, view: str, role: Ro
     return folder / "embeddings" / f"{source}-{view}-{short}{'-queries' if role == 'query' else ''}"
 
 
-def _results_file(folder: Path, miner: Miner, block: int) -> Path:
-    return folder / "miners" / miner.name / f"{block:05}.parquet"
-
-
 class _Names(NamedTuple):
     """The ids and the groups of anchors or candidates, in one order."""
 
@@ -313,51 +309,15 @@ class _Names(NamedTuple):
     groups: list[str | None]
 
     @classmethod
-    def read(cls, rows: AnyDataset) -> "_Names":
-        columns = rows.column_names or [*next(iter(rows), {})]  # a stream may not know its columns before it is read
-        named = [*rows.select_columns([name for name in ("id", "group") if name in columns])]
-        groups = [row.get("group") for row in named]
-        return cls([str(row["id"]) for row in named], [None if each is None else str(each) for each in groups])
+    def read(cls, rows: datasets.Dataset) -> "_Names":
+        groups = rows["group"] if "group" in rows.column_names else [None] * len(rows)
+        return cls([str(id_) for id_ in rows["id"]], [None if group is None else str(group) for group in groups])
 
     def digest(self, vectors: np.ndarray) -> str:
         """Equal for equal ids, groups and vectors."""
         digest = hashlib.sha256(repr(tuple(self)).encode("utf-8", "surrogatepass"))
         digest.update(np.ascontiguousarray(vectors).data)
         return digest.hexdigest()
-
-
-def _item(rows: AnyDataset, view: str, index: int) -> Any:  # noqa: ANN401 - an item
-    """A view of a row."""
-    if not isinstance(rows, datasets.Dataset):
-        raise ValueError(f"a reranker reads rows by their index; expected a dataset, got {type(rows).__name__}")
-    return row_item(rows.select_columns([*VIEWS[view]])[index], f"row {index}")
-
-
-def _begin(place: Path, settings: dict[str, Any]) -> None:
-    """Make the folder of a miner's results, or make sure that they are of the same settings.
-
-    Raises:
-        ValueError: They are not; the message names the settings.
-    """
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "settings.json"
-    if not path.is_file():
-        for old in place.glob("*.parquet"):
-            old.unlink()
-        write_text(path, json.dumps(settings))
-    elif differing := differences(json.loads(path.read_text(encoding="utf-8")), settings):
-        raise ValueError(f"{str(place)!r}: it was made with {differing}; mine into another folder, or as before")
-
-
-def _read_results(path: Path) -> list[dict[str, Any]] | None:
-    """The results of a block; None if they are missing or damaged, and so are to be searched for."""
-    try:
-        return list(pq.read_table(path, page_checksum_verification=True).cast(_RESULTS).to_pylist())
-    except FileNotFoundError:
-        return None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        logger.warning("searching again: %r is damaged (%s)", str(path), error)
-        return None
 
 
 def _search(  # noqa: PLR0913
