@@ -1,7 +1,6 @@
 """Rows become a collection: the first run, its resumption, an update and a sync; whatever stops them."""
 
 import io
-import shutil
 from contextlib import contextmanager
 from datetime import date, datetime
 from zoneinfo import ZoneInfo
@@ -11,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from lancedb.merge import LanceMergeInsertBuilder
-from lancedb.table import LanceTable, Tags
+from lancedb.table import LanceTable
 from PIL import Image
 
-from conjoin.retrieval import Changes, Collection, collection_table, encode_collection, launched_processes
+from conjoin.retrieval import Changes, Collection, encode_collection
 from conjoin.retrieval.collection_table import open_table
 from tiny_collections import files, state
 from tiny_encoder import tiny_encoder, tiny_rows
@@ -136,15 +134,6 @@ class TestContents:
         collection.remove(names[5:8])
         assert collection.ids == names[8:]
 
-    def test_a_lone_surrogate_in_a_text_is_replaced(self, tmp_path):
-        def processor(items):
-            return {"text": torch.ones(len(items), 256), "pixels": torch.zeros(len(items), 48)}
-
-        encoder = tiny_encoder()
-        encoder.processor = processor
-        collection = encode(tmp_path / "text", [{"id": "a", "text": "x\udc80"}], encoder)
-        assert collection.rows(["a"]) == [{"id": "a", "text": "x?"}]
-
     def test_thumbnails(self, tmp_path, pictures):
         rows = [{"id": "one", "image": pictures[1]}, {"id": "text", "text": "x"}, {"id": "two", "image": pictures[:2]}]
         collection = encode(tmp_path, rows, tiny_encoder(input_type="cat"), keep_pictures=8)
@@ -156,46 +145,9 @@ class TestContents:
         assert isinstance(shown.features["picture"], datasets.Image) and shown[0]["picture"].size == (8, 5)
 
 
-RUNS = {"first": (None, tiny_rows()), "update": (tiny_rows(), changed_rows())}
-"""What is there before, and what is then written."""
-CALLS = [
-    *(("first", LanceTable, "add", call) for call in (0, 3, 7)),
-    *(("update", LanceMergeInsertBuilder, "execute", call) for call in (0, 1)),
-    *(("update", LanceTable, name, call) for name in ("add", "delete") for call in (0,)),
-    *(("update", LanceTable, name, 0) for name in ("drop_index", "create_index")),
-    *(("first", LanceTable, "create_index", call) for call in (0, 1)),
-    *(("update", LanceTable, "optimize", call) for call in (0, 1)),
-    ("first", collection_table, "write_text", 0),
-    *(("update", collection_table, "write_text", call) for call in (0, 1, 2)),
-    ("first", Tags, "create", 0),
-    ("update", Tags, "update", 0),
-]
-"""In which call of what function a run is interrupted."""
-
-
 class TestResume:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def reference(cls, runs):
-        return runs["first"][2]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def runs(cls, tmp_path_factory):
-        """Of each of `RUNS`, uninterrupted: the collection before it, its state, and the state after it."""
-        found = {}
-        with small_commits():
-            for name, (begun, rows) in RUNS.items():
-                folder = tmp_path_factory.mktemp(name)
-                (folder / "begun").mkdir()
-                before = state(encode(folder / "begun", begun).uri) if begun else None
-                shutil.copytree(folder / "begun", folder / "whole")
-                sync(folder / "whole", rows)
-                found[name] = folder / "begun", before, state(folder / "whole")
-        return found
-
     @pytest.mark.parametrize("after", [0, 1, 3, 4, 11, 12, 22, ROWS])
-    def test_stopped_before_any_row(self, after, small, reference, tmp_path):
+    def test_stopped_before_any_row(self, after, small, tmp_path):
         with pytest.raises(Stop):
             encode(tmp_path, stopping([*tiny_rows(), {}], after))
         safe = after // CHUNK * CHUNK
@@ -209,39 +161,7 @@ class TestResume:
             added=ROWS - safe, unchanged=safe, encoded=ROWS - safe
         )
         assert encoded(encoder) == ROWS - safe  # nothing is encoded twice
-        assert state(tmp_path) == reference
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("when", ["before", "after"])
-    @pytest.mark.parametrize(("run", "owner", "name", "call"), CALLS)
-    def test_interrupted_in_any_write(self, run, owner, name, call, when, small, runs, tmp_path, monkeypatch):
-        (folder, before, whole), (begun, rows) = runs[run], RUNS[run]
-        shutil.copytree(folder, tmp_path / "it")
-        calls = iter(range(1000))
-        original = getattr(owner, name)
-
-        def interrupted(*args, **options):
-            is_it = next(calls) == call
-            if is_it and when == "before":
-                raise KeyboardInterrupt
-            result = original(*args, **options)
-            if is_it:
-                raise KeyboardInterrupt
-            return result
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(owner, name, interrupted)
-            sync(tmp_path / "it", rows)
-        try:
-            assert state(tmp_path / "it") in ((before, whole) if begun else (whole,))
-        except ValueError as error:
-            assert not begun and "is unfinished" in str(error)
-        known = open_table(tmp_path / "it").count_rows()
-        encoder = counting()
-        sync(tmp_path / "it", rows, encoder)
-        assert begun or encoded(encoder) == ROWS - known
-        assert state(tmp_path / "it") == whole
-        Collection.open(tmp_path / "it").verify()
+        assert state(tmp_path) == state(encode(tmp_path / "whole").uri)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
     def test_what_was_encoded_before_ctrl_c_or_an_error_is_kept(self, error, tmp_path):
@@ -297,15 +217,6 @@ class TestResume:
         with pytest.raises(Stop):
             encode(tmp_path, stopping(tiny_rows(), 12), tiny_encoder(name="old place"))
         assert encode(tmp_path, encoder=tiny_encoder(name="new place")).model.name == "new place"
-
-    def test_what_a_stopped_update_wrote_comes_once(self, small, tmp_path):
-        encode(tmp_path / "cut")
-        for version in ("first", "second"):
-            rows = [row | {"text": f"{version} {row['id']}"} for row in tiny_rows()]
-            with pytest.raises(Stop):
-                encode(tmp_path / "cut", stopping(rows, 20))
-        assert sync(tmp_path / "cut", rows) == Changes(replaced=5, unchanged=18, encoded=5)
-        assert state(tmp_path / "cut") == state(encode(tmp_path / "whole", rows).uri)
 
 
 class TestUpdate:
@@ -472,7 +383,7 @@ ERRORS = [
     (tiny_rows(), {"on_error": "keep"}, "on_error='keep'; expected 'raise' or 'skip'"),
     (tiny_rows(), {"dtype": "int8"}, "unknown dtype 'int8'; expected 'float32' or 'float16'"),
     *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', which cannot")
-      for name in ("id", "vector", "item_digest", "row_digest", "picture", "_rowid", "_distance", "a.b", "`")),
+      for name in ("id", "vector", "item_digest", "row_digest", "picture", "text", "_rowid", "_distance", "a.b", "`")),
     ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "'price' .*kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),
@@ -539,22 +450,13 @@ class TestErrors:
         assert {path.name for path in tmp_path.rglob("*")} == {*messages, "notes.txt", "empty"}
         assert len(encode(tmp_path / "empty")) == ROWS
 
-    def test_an_error_of_the_rows_or_of_the_model_keeps_its_words(self, tmp_path):
+    def test_an_error_of_the_rows_keeps_its_words(self, tmp_path):
         def rows():
             yield tiny_rows()[0]
             raise OSError("the source is gone")
 
         with pytest.raises(OSError, match=r"^the source is gone$"):
             encode(tmp_path, rows())
-        encoder = tiny_encoder()
-
-        def forward(text, pixels):
-            raise RuntimeError("the model broke")
-
-        encoder.dimension  # noqa: B018 - before it breaks
-        encoder.model.forward = forward
-        with pytest.raises(RuntimeError, match=r"^the model broke$"):
-            encode(tmp_path, encoder=encoder)
 
 
 class TestWriters:
@@ -695,12 +597,3 @@ class TestFullDisk:
         assert state(tmp_path) == before
         assert encode(tmp_path, rows).changes.unchanged > ROWS
         assert len(state(tmp_path)) == 2 * ROWS
-
-
-class TestLaunchedProcesses:
-    def test_none_without_a_launcher(self, monkeypatch):
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            monkeypatch.delenv(name, raising=False)
-        assert launched_processes() is None
-        monkeypatch.setenv("WORLD_SIZE", "1")
-        assert launched_processes() is None

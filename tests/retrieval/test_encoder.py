@@ -3,7 +3,6 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.processing import ItemError
 from conjoin.retrieval import ItemEncoder
 from tiny_encoder import TinyModel, tiny_encoder, tiny_processor, tiny_rows
 
@@ -104,28 +103,6 @@ class TestErrors:
     def test_bad_items_are_named_also_what_only_the_processor_refuses(self, items, ids, error, message):
         with pytest.raises(error, match=message):
             tiny_encoder().encode(items, ids)
-
-    def test_what_only_an_instruction_breaks_is_named_too(self):
-        def processor(items, instruction=None):
-            for place, told in enumerate(instruction or []):
-                if told and len(told) > 9:
-                    raise ItemError(f"item {place}", "the instruction is too long")
-            return tiny_processor(items)
-
-        encoder = ItemEncoder(TinyModel(), processor, batch_size=3)
-        with pytest.raises(ValueError, match=r"^item 'b': the instruction is too long$"):
-            encoder.encode(["a long text", "b", "c"], ["a", "b", "c"], prompt=["short", "a long one", None])
-
-    def test_what_the_processor_accepts_is_not_blamed(self):
-        def processor(batch):
-            if "bad" in batch:
-                raise ItemError(f"item {batch.index('bad')}", "it is bad")
-            return tiny_processor([item or "nothing" for item in batch])
-
-        encoder = ItemEncoder(TinyModel(), processor)
-        assert encoder.encode(["", "a"]).shape == (2, 8)
-        with pytest.raises(ValueError, match=r"^item 1: it is bad$"):
-            encoder.encode(["", "bad"])
 
     def test_not_finite(self):
         encoder = tiny_encoder()

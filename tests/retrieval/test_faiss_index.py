@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from conjoin.retrieval import Collection, encode_collection, faiss_index, open_collection
+from conjoin.retrieval import Collection, encode_collection, open_collection
 from tiny_collections import check, clustered, lookup_encoder, made, naive, unit
 
 pytest.importorskip("faiss")
@@ -94,20 +94,6 @@ def test_equal_scores_are_in_the_order_of_ids(tmp_path):
     made(tmp_path, vectors)
     index = build(tmp_path, "Flat")
     near(index.search(unit(5, 8), 20), *naive(vectors, unit(5, 8), 20))
-
-
-def test_an_index_that_was_interrupted_leaves_the_one_before(folder, tmp_path, monkeypatch):
-    folder = shutil.copytree(folder, tmp_path / "it")
-    build(folder, "Flat")
-
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(faiss_index, "write_checksums", interrupted)
-        build(folder, "HNSW8")
-    assert open_collection(folder).faiss.settings["factory"] == "Flat"
-    assert build(folder, "HNSW8").faiss.settings["factory"] == "HNSW8"
 
 
 def test_a_disk_that_is_full(folder, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """`load_encoder` takes every kind of model there is behind one interface, and runs no code that was not trusted."""
 
-import copy
 import json
 import shutil
 import sys
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import ItemEncoder, load_encoder
 
@@ -131,17 +129,6 @@ class TestOurOwn:
         assert type(encoder.model) is JointEncoderModel
         assert encoder.fingerprint == ItemEncoder(model, processor).fingerprint
 
-    @pytest.mark.parametrize("kind", ["joint_encoder", "mllm_retriever"])
-    def test_prompts_that_a_model_was_saved_with(self, kind, exports, tmp_path):
-        _, model, processor = exports(kind)
-        prompted = copy.deepcopy(processor)
-        prompted.set_prompts({"query": "Find the thing.", "document": "A thing."})
-        encoder = load_encoder(export(model, prompted, tmp_path / "m"), device="cpu")
-        other = sentence_transformer(tmp_path / "m")
-        for role in ("encode", "encode_query", "encode_document"):
-            np.testing.assert_allclose(getattr(encoder, role)(TEXTS), getattr(other, role)(TEXTS), atol=1e-5)
-        assert np.abs(encoder.encode_query(TEXTS) - encoder.encode_document(TEXTS)).max() > 1e-3
-
 
 class TestCodeInTheFolder:
     """Python files beside the weights run with `trust_remote_code=True` only; those of our models never."""
@@ -171,13 +158,6 @@ class TestCodeInTheFolder:
         found = load_encoder(folder, device="cpu", trust_remote_code=trusted).encode(items)
         np.testing.assert_array_equal(found, load_encoder(own_export[0], device="cpu").encode(items))
         assert not mark.exists()
-
-    def test_is_not_needed_for_our_models(self, own_export, tmp_path):
-        folder = shutil.copytree(own_export[0], tmp_path / "bare", ignore=shutil.ignore_patterns("*.py"))
-        assert not list(folder.glob("*.py")) and "auto_map" in (folder / "config.json").read_text()
-        encoder, reference = load_encoder(folder, device="cpu"), load_encoder(own_export[0], device="cpu")
-        assert encoder.fingerprint == reference.fingerprint
-        np.testing.assert_array_equal(encoder.encode(TEXTS), reference.encode(TEXTS))
 
     def test_of_a_type_that_transformers_knows_is_not_run(self, tiny_checkpoints, tmp_path):
         folder, mark = tmp_path / "folder", tmp_path / "mark"

@@ -220,7 +220,17 @@ def colpali():
     return transformers.ColQwen2Config(vlm_config=vlm, embedding_dim=8)
 
 
+def blip2():
+    text = {**SIZES, "model_type": "opt", "vocab_size": 39, "ffn_dim": 24, "word_embed_proj_dim": 16}
+    config = transformers.Blip2Config(
+        vision_config=EYE_LAYERS, qformer_config={**SIZES, "vocab_size": 39}, text_config=text
+    )
+    return transformers.Blip2ForImageTextRetrieval(config)
+
+
 REFUSED = {
+    "BLIP-2": (lambda: [blip2()], "'blip-2' gives no embedding"),
+    "only a processor": (lambda: [eye()], "it has neither a config.json nor a modules.json"),
     "late interaction": (lambda: [colpali()], "has no single vector that AutoModel gives"),
     "speech": (
         lambda: [model("Wav2Vec2", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
@@ -247,7 +257,7 @@ def test_what_is_no_encoder_is_refused_in_one_line_when_it_is_loaded(kind, tmp_p
             transformers.BertConfig(vocab_size=77, **SIZES).save_pretrained(tmp_path)
         else:
             part.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=problem) as raised:
+    with pytest.raises((ValueError, FileNotFoundError), match=problem) as raised:
         load_encoder(tmp_path, device="cpu", pooling="mean" if kind == "weights are missing" else None)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 

@@ -102,15 +102,6 @@ def test_bad_conditions(where, copied):
             use()
 
 
-def test_odd_ids_and_texts(tmp_path):
-    ids = ["dir\\name", '12" lamp', "it's", "two\nlines", "50%_", "ü/🙂", "{ids}", "]"]
-    rows = [{"id": id_, "text": f"text {n} {id_}"} for n, id_ in enumerate(ids)]
-    here = encode_collection(rows, tiny_encoder(), tmp_path / "it")
-    copied = copy_to_milvus(here, f"{tmp_path / 'm.db'}/odd")
-    assert copied.rows(ids) == here.rows(ids) and sorted(copied.select("")) == sorted(ids)
-    near(copied.search(here.vectors(), 8), here.search(here.vectors(), 8))
-
-
 def test_pictures_in_one_and_in_several_files(tmp_path, pictures):
     paths = []
     for number, picture in enumerate(pictures[:2]):
@@ -155,19 +146,6 @@ def test_addresses(tmp_path):
             MilvusCollection(uri)
     with pytest.raises(FileNotFoundError, match=r"there is no collection at '.*/m.db/none': run `conjoin copy`"):
         MilvusCollection(f"{tmp_path / 'm.db'}/none")
-
-
-def test_a_collection_of_another_program(tmp_path):
-    import pymilvus
-
-    client = pymilvus.MilvusClient(str(tmp_path / "m.db"))
-    client.create_collection("theirs", dimension=4)
-    with pytest.raises(ValueError, match=r"the collection at '.*/theirs' was not copied there by `conjoin copy`"):
-        MilvusCollection(f"{tmp_path / 'm.db'}/theirs")
-    collection = made(tmp_path / "it", VECTORS[:5])
-    with pytest.raises(ValueError, match="theirs"):
-        copy_to_milvus(collection, f"{tmp_path / 'm.db'}/theirs")
-    assert client.has_collection("theirs")
 
 
 def test_a_server_that_is_not_there_and_one_that_is_gone(collection, copied, monkeypatch):

@@ -166,10 +166,3 @@ def test_a_collection_records_how_its_model_pools(tiny_checkpoints, data, tmp_pa
     conjoin("search", tmp_path / "c", "--text", CORPUS[3], "-k", 1, "--json")
     (hit,) = json.loads(capsys.readouterr().out)["results"]
     assert hit["id"] == "r3" and hit["score"] == pytest.approx(1, abs=1e-5)
-
-
-def test_a_kept_column_does_not_take_the_place_of_the_encoded_text(prompted, tmp_path):
-    rows = [{"id": row["id"], "title": row["text"], "text": "other"} for row in ROWS]
-    words = ["encode", prompted[0], write_rows(tmp_path / "rows.jsonl", rows), "--only", "text", "--keep", "text"]
-    with pytest.raises(ValueError, match="holds 'text', which cannot be a column"):
-        conjoin(*words, "--text-column", "title", "--out", tmp_path / "c", "--quiet")

@@ -58,15 +58,6 @@ def test_each_role_gets_the_prompt_that_the_library_gives(given, role, sentence_
     assert encoder.is_symmetric == np.allclose(other.encode_query(TEXTS), other.encode_document(TEXTS))
 
 
-def test_a_prompt_for_each_item(sentence_folders):
-    encoder = load_encoder(sentence_folders["bert"], device="cpu")
-    found = encoder.encode(TEXTS, prompt=["a ", None, "b ", "a "])
-    alone = [
-        encoder.encode([text], prompt=prompt)[0] for text, prompt in zip(TEXTS, ["a ", "", "b ", "a "], strict=True)
-    ]
-    np.testing.assert_allclose(found, alone, atol=1e-6)
-
-
 def test_wrong_prompts(sentence_folders, tmp_path):
     folder = changed(sentence_folders["bert"], tmp_path / "m", prompts={"query": "find: "})
     encoder = load_encoder(folder, device="cpu")

@@ -57,17 +57,6 @@ def test_reduced_precision_set_in_the_newer_way(monkeypatch):
     check(unit(50, 8), unit(4, 8, seed=1), 5)
 
 
-def test_equal_vectors_score_equal_and_keep_their_order():
-    vectors = np.concatenate([unit(1, 33, seed=number % 5) for number in range(2003)])
-    queries = unit(6, 33)
-    check(vectors, queries, 1500)
-    together = exact_search(queries, vectors, 1500)
-    alone = [exact_search(query[None], vectors, 1500) for query in queries]
-    for part in range(2):
-        np.testing.assert_array_equal(np.concatenate([found[part] for found in alone]), together[part])
-    assert len(np.unique(together[1][0])) <= 5
-
-
 def test_any_numbers_of_rows_of_queries_and_of_blocks():
     hypothesis = pytest.importorskip("hypothesis")
     from hypothesis import strategies as st
@@ -95,14 +84,6 @@ def test_nothing_to_rank():
     ):
         assert [part.size for part in found] == [0, 0]
     assert exact_search(np.empty((0, 3), dtype=np.float32), unit(5, 3), 2)[1].shape == (0, 2)
-
-
-def test_read_only_vectors_and_the_array_stay_as_they_are():
-    vectors = unit(20, 6)
-    before = vectors.copy()
-    vectors.flags.writeable = False
-    check(vectors[::2], unit(2, 6, seed=1), 3)
-    np.testing.assert_array_equal(vectors, before)
 
 
 @pytest.mark.parametrize(

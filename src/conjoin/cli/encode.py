@@ -72,10 +72,11 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
 def run(options: Options) -> None:
     """Run the command."""
     import torch
+    from accelerate.utils import broadcast_object_list
 
     from conjoin.data.csv_files import ENCODING
     from conjoin.retrieval import encode_collection, load_encoder
-    from conjoin.retrieval.encode import from_first, launched_processes
+    from conjoin.retrieval.encode import launched_processes
 
     if options.encoding is not None:
         os.environ[ENCODING] = options.encoding
@@ -83,7 +84,9 @@ def run(options: Options) -> None:
         raise ValueError(f"--ray-workers {options.ray_workers} needs --engine ray")
     processes = launched_processes()
     if options.bf16 is None:
-        options.bf16 = from_first(processes, _is_bf16(options))
+        options.bf16 = _is_bf16(options)
+        if processes is not None:
+            options.bf16 = broadcast_object_list([options.bf16])[0]
     is_first = processes is None or processes.process_index == 0
     how = pick(options, "sync", "prompt", "prompt_name", "dtype", "on_error", "keep_pictures")
     how |= {"settings": {"only": options.only}, "show_progress": not options.quiet and is_first}

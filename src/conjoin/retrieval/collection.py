@@ -42,7 +42,7 @@ from conjoin.retrieval.collection_table import (
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, FaissIndex, default_factory, train_faiss
-from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, check_search, exact_search
+from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, check_search, exact_search, named
 
 logger = logging.getLogger(__name__)
 _BYTES_AT_ONCE = 2**26
@@ -270,7 +270,7 @@ class Collection:
             return as_result(self.faiss.search(queries, k))
         if self._held is not None:
             numbers = None if where is None else self._read(["id"], where)["_rowid"].to_numpy()
-            return as_result(self._held.search(queries, k, numbers))
+            return self._held.search(queries, k, numbers)
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
         return as_result([ranking for part in parts for ranking in self._nearest(part, k, where, exact)])
@@ -328,12 +328,12 @@ class Collection:
             logger.warning("no row of %r has the words %.80r: only the vectors rank", self.uri, words)
         return [(id_, score / max(scores)) for id_, score in zip(ids, scores, strict=True)]
 
-    def held(self) -> tuple[pa.ChunkedArray, np.ndarray, np.ndarray]:
+    def held(self) -> tuple[pa.Array, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
         table = self._read(["id", VECTOR])
-        order = np.argsort(np.array(table["id"].to_pylist(), dtype=object), kind="stable")
-        numbers, vectors = table["_rowid"].to_numpy(), matrix(table[VECTOR], self.dimension)
-        return table["id"].take(pa.array(order)), numbers[order], vectors[order]
+        ids, numbers = table["id"].combine_chunks(), table["_rowid"].to_numpy()
+        order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
+        return ids.take(pa.array(order)), numbers[order], matrix(table[VECTOR], self.dimension)[order]
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove rows and publish the collection without them; this object sees that state from then on.
@@ -418,7 +418,7 @@ class Collection:
             ids, _, vectors = self.held()
             factory = factory or default_factory(len(self))
             settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
-            self.faiss = FaissIndex(train_faiss(factory, vectors), ids.combine_chunks(), settings)
+            self.faiss = FaissIndex(train_faiss(factory, vectors), ids, settings)
             self.faiss.write(folder)
         return self.recall(recall_queries)
 
@@ -484,17 +484,15 @@ def _has_same_rows(table: Table, uri: str) -> bool:
 class HeldVectors(NamedTuple):
     """The ids, Lance's numbers and the vectors of all rows in memory, in the order of the ids, and where to rank."""
 
-    ids: pa.ChunkedArray
+    ids: pa.Array
     row_ids: np.ndarray
     vectors: np.ndarray
     device: torch.device
 
-    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> list[Ranking]:
+    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> SearchResult:
         """The nearest among some rows, or all; equal scores in the order of the ids."""
         among = None if row_ids is None else np.flatnonzero(np.isin(self.row_ids, row_ids))
-        positions, scores = exact_search(queries, self.vectors, k, among=among, device=self.device)
-        names, count = self.ids.take(pa.array(positions.reshape(-1))).to_pylist(), positions.shape[1]
-        return [(names[row * count : (row + 1) * count], values) for row, values in enumerate(scores)]
+        return named(self.ids, *exact_search(queries, self.vectors, k, among=among, device=self.device))
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types

@@ -8,7 +8,7 @@ fixed size, so a vector does not depend on where an earlier run stopped.
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 import transformers
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
@@ -103,23 +103,25 @@ def encode_collection(
     """
     chosen = EncodeOptions(**options)
     check_on_error(chosen.on_error)
-    is_first = processes is None or processes.process_index == 0
+    is_first, wait = True, lambda: None
+    if processes is not None:
+        is_first, wait = processes.process_index == 0, processes.wait_for_everyone
     changes = None
     total = len(rows) if isinstance(rows, Sized) else None
     bar = progress(total=total, unit="row", desc="encoding", show=show_progress and is_first)
     with _imports_frozen(), bar:
         if is_first:
             with writing(uri), CollectionWriter(uri, encoder, chosen, kept_types(rows)) as writer:
-                wait(processes)
+                wait()
                 for encoded in _encoded(rows, writer.known, encoder, chosen, processes):
                     writer.add(encoded)
                     bar.update(len(encoded.records) + encoded.unchanged + len(encoded.skipped))
                 changes = writer.finish()
         else:
-            wait(processes)  # until the first one found that it may write
+            wait()  # until the first one found that it may write
             for _ in _encoded(rows, open_known(uri), encoder, chosen, processes):
                 pass
-    wait(processes)
+    wait()
     collection = Collection(uri)
     collection.changes = changes
     return collection
@@ -158,7 +160,7 @@ def _encoded(
             yield from parts if ids else ()
         else:
             read = start, len(ids), int(np.bitwise_xor.reduce(id_keys(ids)))
-            reports = _together(gather_object, [(read, [*parts] if ids else [])])
+            reports = gather_object([(read, [*parts] if ids else [])])
             for other, (read_there, encoded) in enumerate(reports):
                 if read_there != read:
                     raise ValueError(
@@ -363,31 +365,3 @@ def launched_processes() -> PartialState | None:
     if int(os.environ.get("WORLD_SIZE", 1)) <= 1:
         return None
     return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT)
-
-
-def wait(processes: PartialState | None) -> None:
-    """Wait until all processes are here.
-
-    Raises:
-        ConnectionError: One of them has ended.
-    """
-    if processes is not None:
-        _together(processes.wait_for_everyone)
-
-
-def from_first(processes: PartialState | None, value: Any) -> Any:  # noqa: ANN401 - whatever it is
-    """The value of the first process, in all of them.
-
-    Raises:
-        ConnectionError: One of them has ended.
-    """
-    return value if processes is None else _together(broadcast_object_list, [value])[0]
-
-
-def _together(call: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - what the call returns
-    try:
-        return call(*arguments)
-    except RuntimeError as error:
-        raise ConnectionError(
-            "another process of this run has ended, see its error; run the same again, it resumes"
-        ) from error

@@ -257,8 +257,6 @@ def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
                 column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
             elif name == "image":
                 column = pa.array(values, pa.list_(pa.string()))
-            elif name == TEXT:  # a lone surrogate becomes "?"
-                column = pa.array([v if v is None else v.encode("utf-8", "replace").decode() for v in values])
             else:
                 column = pa.array(values)
             if pa.types.is_struct(column.type) and column.type.num_fields == 0:

@@ -15,7 +15,7 @@ from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
-from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, exact_search, truncate
+from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, exact_search, named, truncate
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
@@ -252,9 +252,7 @@ def search_exactly(
             yield vectors
 
     positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
-    ranked_ids = pa.chunked_array(names, pa.string()).take(pa.array(positions.reshape(-1))).to_pylist()
-    count = positions.shape[1]
-    return SearchResult([ranked_ids[start * count : (start + 1) * count] for start in range(len(positions))], scores)
+    return named(pa.chunked_array(names, pa.string()), positions, scores)
 
 
 def check_model(collection: Searchable, encoder: ItemEncoder) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from conjoin.hub.load import loading
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, pad_to_square
-from conjoin.processing.item_inputs import Item, only_image, parse_items
+from conjoin.processing.item_inputs import ImageSource, Item, item_parts, only_image, parse_items
 from conjoin.retrieval.encoder import ItemEncoder, Role
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
 
@@ -132,10 +132,8 @@ def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401
         return [_with_images(message, images) for message in value]
     if isinstance(value["content"], str):
         return value
-    content = [{"type": "image", "image": next(images)} if _is_image(entry) else entry for entry in value["content"]]
+    content: list[Any] = []
+    for entry in value["content"]:
+        shown = [part for part in item_parts({**value, "content": [entry]}) if isinstance(part, ImageSource)]
+        content += [{"type": "image", "image": next(images)} for _ in shown] or [entry]
     return {**value, "content": content}
-
-
-def _is_image(entry: Any) -> bool:  # noqa: ANN401
-    kind = entry["type"] if isinstance(entry, Mapping) else "text"
-    return kind == "image_url" or (kind == "image" and entry.get("image", entry) is not None)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
@@ -47,6 +48,12 @@ def as_result(rankings: list[Ranking]) -> SearchResult:
     for row, (ids, values) in zip(scores, rankings, strict=True):
         row[: len(ids)] = values
     return SearchResult([ids for ids, _ in rankings], scores)
+
+
+def named(ids: pa.Array | pa.ChunkedArray, positions: np.ndarray, scores: np.ndarray) -> SearchResult:
+    """A result of `exact_search` with the ids at its positions."""
+    names, count = ids.take(pa.array(positions.reshape(-1))).to_pylist(), positions.shape[1]
+    return SearchResult([names[row * count : (row + 1) * count] for row in range(len(positions))], scores)
 
 
 def check_vectors(vectors: np.ndarray, dimension: int | None, ids: Sequence[str] | None = None) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from test_mining import Loader, findings, mine, pairs
+from test_mining import findings, mine, pairs
 
 from conjoin.retrieval import Miner, Reranker, load_mined, mine_hard_negatives, parse_miners
 
@@ -89,24 +89,6 @@ def test_texts_as_sentence_transformers_mines_them(sentence_folders, cross_encod
     if rest:
         plain = by_the_library(sentence_folders["bert"], queries, positives, extra)
         assert plain != wanted
-
-
-def test_a_margin_for_images(tmp_path):
-    rows = pairs(24)
-    encoder = Loader()("one")
-    texts = encoder.encode([{"text": row["text"]} for row in rows])
-    images = encoder.encode([{"image": row["image"]} for row in rows])
-    scores = texts @ images.T
-    miner = Miner("cross", "one", "text", "image", 2.0, absolute_margin=0.02, range_min=1)
-    mined = mine(rows, tmp_path, [miner])
-    for place, row in enumerate(rows):
-        limit = scores[place, place] - 0.02
-        order = [other for other in np.argsort(-scores[place], kind="stable") if other != place]
-        wanted = [rows[other]["id"] for other in order if scores[place, other] <= limit][1:5]
-        assert mined[row["id"]] == wanted
-    assert {len(mined[row["id"]]) for row in rows} != {4}
-    again = mine(rows, tmp_path, [miner])
-    assert dict(again) == dict(mined)
 
 
 class Colours:
