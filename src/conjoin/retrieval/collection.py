@@ -166,7 +166,7 @@ class Collection:
             ValueError: An id is not in the collection.
         """
         table = self._read(["id", VECTOR]) if ids is None else self._look_up(ids, ["id", VECTOR])
-        return matrix(table[VECTOR], self.dimension)
+        return matrix(table[VECTOR], self.dimension).copy()
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
@@ -458,6 +458,7 @@ class Collection:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
         columns = [name for name in self._table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
         table = self._read(columns).select(columns).replace_schema_metadata(None)
+        table = table if len(table) else table.schema.empty_table()
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
         return rows.cast_column(PICTURE, datasets.Image()) if PICTURE in columns else rows
 
