@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from conjoin.evaluation import hit_rate_at_k, load_metric, mrr_at_k, recall_at_k
+from conjoin.evaluation import hit_rate_at_k, mrr_at_k, recall_at_k
 
 RANKED = [["a", "b", "c"], ["d", "e", "f"]]
 RELEVANT = [["b", "c", "z"], ["x"]]
@@ -29,8 +29,3 @@ def test_shells_equal_the_functions_in_a_fresh_offline_process(tmp_path):
     functions = (hit_rate_at_k, recall_at_k, mrr_at_k)
     expected = [{each.__name__: each(RANKED, RELEVANT, k)} for each in functions for k in (1, 2, 3)]
     assert json.loads(done.stdout) == [[each.__name__ for each in functions], *expected]
-
-
-def test_unknown_metric():
-    with pytest.raises(ValueError, match=r"unknown metric 'ndcg'; expected one of \['hit_rate_at_k'"):
-        load_metric("ndcg")

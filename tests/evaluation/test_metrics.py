@@ -45,7 +45,7 @@ def test_k_beyond_the_ranking_counts_what_was_not_returned_as_missed():
         ([], [], 1, "one relevant set per ranking, got 0 and 0"),
         ([["a"]], [{"a"}, {"b"}], 1, "got 1 and 2"),
         ([["a"], ["b"]], [{"a"}, set()], 1, "query 1 has no relevant id"),
-        ([["a", "b", "a"]], [{"a"}], 1, "query 0: the ranking repeats the id 'a'"),
+        ([["a", "b", "a"]], [{"a"}], 1, "query 0: the ranking repeats an id"),
         ([["12"]], [{12}], 1, "ids of two kinds never match: ranked '12', relevant 12"),
         (["abc"], [{"a"}], 1, "expected a list of ids, got the string 'abc'"),
     ],
@@ -94,12 +94,8 @@ EYE = torch.eye(2, dtype=torch.bool)
         (lambda: rank_of_relevant(torch.tensor([[0.0, 1], [math.nan, 0]]), EYE), "scores of query 1 hold NaN"),
         (lambda: rank_of_relevant(ROWS[:2], EYE & EYE[0]), r"1 queries have no relevant candidate.* index \[1\]"),
         (lambda: rank_of_relevant(torch.zeros(2, 3), EYE), r"must both be \(N, M\)"),
-        (
-            lambda: best_ranks(ROWS, torch.ones(3, 4), LABELS, LABELS),
-            r"queries have width 2, candidates 4: one model for both\?",
-        ),
-        (lambda: best_ranks(ROWS, ROWS, LABELS, LABELS[:2]), "candidates: 3 embeddings but labels of shape"),
-        (lambda: best_ranks(ROWS, ROWS[:0], LABELS, LABELS[:0]), "the gallery is empty"),
+        (lambda: best_ranks(ROWS, ROWS, LABELS, LABELS[:2]), r"\(3, 3\) and relevant \(3, 2\) must both be"),
+        (lambda: best_ranks(ROWS, ROWS[:0], LABELS, LABELS[:0]), "3 queries have no relevant candidate"),
         (lambda: best_ranks(ROWS * ALONE, ROWS, LABELS, LABELS), "queries: 1 rows are NaN"),
         (lambda: chance_hit_rate([1, 6], 5, 1), r"must lie in 1\.\.5"),
         *(
@@ -177,8 +173,7 @@ def naive_rank(scores, relevant):
 def test_rank_by_hand():
     scores = torch.tensor([[0.9, 0.5, 0.1], [0.5, 0.5, 0.5], [0.2, 0.8, 0.8], [1.0, 2.0, 3.0]])
     relevant = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [1, 0, 1]]).bool()
-    for each in (scores, (scores * 10).long()):
-        assert rank_of_relevant(each, relevant).tolist() == [1, 3, 2, 1]
+    assert rank_of_relevant(scores, relevant).tolist() == [1, 3, 2, 1]
 
 
 @pytest.mark.parametrize("block_scores", [1, 40, 2**24])

@@ -121,7 +121,7 @@ def test_a_benchmark_is_its_cells(encoder, tmp_path):
         groups = {"length": {"one letter": ["q1", "q3"], "two letters": ["q2"]}}
         return [Cell("words", QUERIES, CORPUS, QRELS, groups=groups, run_depth=options.depth)]
 
-    task = Task("words", "Words", "Words search words.", Words, cells, ks=(1, 3), notes={"length": "Of the query."})
+    task = Task("words", "Words", "Words search words.", Words, cells, ks=(1, 3))
     results = evaluate(encoder, task, tmp_path, EvaluateOptions(seed=4), depth=3)
     scores, by_length = results.tables
     assert (results.title, results.seed, results.headline[0].label) == ("Words", 4, "words, R@1")
@@ -129,7 +129,7 @@ def test_a_benchmark_is_its_cells(encoder, tmp_path):
     assert scores.columns == ["", "n", "candidates", "R@1", "R@3", "MRR@10"]
     assert scores.rows[0][:3] == ["words", 3, 5] and scores.rows[0][4].value == pytest.approx(2 / 3)
     assert [row[:2] for row in by_length.rows] == [["one letter", 2], ["two letters", 1]]
-    assert by_length.note == "Of the query." and len(results.examples) == 3
+    assert len(results.examples) == 3
     assert (tmp_path / "runs/words.txt").read_text().splitlines()[0].split()[:4] == ["q1", "Q0", "c1", "1"]
     assert (tmp_path / "qrels/words.txt").read_text().splitlines()[1] == "q2 0 c3 1"
     with pytest.raises(ValueError, match="no benchmark 'merti'; expected one of emoji, mbeir, "):

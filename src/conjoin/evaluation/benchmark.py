@@ -80,7 +80,7 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
     for title, rows in sections.items():
         results.scores += rows
         averages = task.averages and len(rows) > 1
-        results.tables.append(score_table(title, rows, task.by, averages, task.notes.get(title, "")))
+        results.tables.append(score_table(title, rows, task.by, averages))
         for score in [average(f"average, {title.partition(':')[0]}", rows)] if averages else rows:
             detail = f"{len(rows)} cells" if averages else f"{score.queries:,} queries"
             for name in [name for name in task.headline if name in score.metrics]:
@@ -92,7 +92,7 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
                 labels = {"kind": name.partition(":")[0]} if ":" in name else {}
                 name = f"{each.cell.name}, {name}" if len(scores) > 1 else name
                 groups.append(Score(name, len(ids), 0, each.metrics(ids), labels))
-        results.tables.append(score_table(f"By {kind}", groups, "kind", note=task.notes.get(kind, "")))
+        results.tables.append(score_table(f"By {kind}", groups, "kind"))
     results.tables += task.tables(scores)
     if (table := baseline_table(scores)) is not None:
         results.tables.append(table)
@@ -214,26 +214,25 @@ class _Parts(nn.Module):
 
     def forward(self, **inputs: Any) -> EncoderOutput:  # noqa: ANN401 - of the processor
         output = self.model(**inputs, views=None if self.heads else [], output_tokens=True)
-        count = next(len(each) for each in (output.image_features, output.text_features) if each is not None)
-        exists = []
-        for mask, features in (("image_mask", output.image_features), ("text_mask", output.text_features)):
-            own = torch.full((count, 1), features is not None, device=self.model.device)
-            exists.append(own if inputs.get(mask) is None else inputs[mask].bool()[:, None])
+        image, text = output.image_features, output.text_features
+        count = len(text if image is None else image)
+        has_image, has_text = (
+            inputs.get(mask, torch.full((count,), part is not None, device=self.model.device)).bool()[:, None]
+            for mask, part in (("image_mask", image), ("text_mask", text))
+        )
         if self.heads:
             image, text = (output.embeddings @ head.float().T for head in self.heads)
-            alone = torch.where(exists[0], image, text)
-            vectors = torch.where(exists[0] & exists[1], output.embeddings, alone)
+            vectors = torch.where(has_image & has_text, output.embeddings, torch.where(has_image, image, text))
         else:
             parts = [
                 torch.zeros(count, of.hidden_size, device=self.model.device)
                 for of in (self.config.vision_config, self.config.text_config)
             ]
-            if output.image_features is not None:
-                parts[0] = output.image_features[:, 0].float()
-            if output.text_features is not None:
+            if image is not None:
+                parts[0] = F.normalize(image[:, 0].float(), dim=1) * has_image
+            if text is not None:
                 mask = inputs["attention_mask"][..., None].float()
-                parts[1] = (output.text_features[:, 1:].float() * mask).sum(1) / mask.sum(1).clamp(min=1)
-            vectors = torch.cat(
-                [F.normalize(part, dim=1) * has for part, has in zip(parts, exists, strict=True)], dim=1
-            )
+                mean = (text[:, 1:].float() * mask).sum(1) / mask.sum(1).clamp(min=1)
+                parts[1] = F.normalize(mean, dim=1) * has_text
+            vectors = torch.cat(parts, dim=1)
         return EncoderOutput(F.normalize(vectors, dim=1))

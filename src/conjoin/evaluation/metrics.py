@@ -5,7 +5,7 @@ for `bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any r
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
@@ -149,12 +149,10 @@ def unit_rows(embeddings: Array, name: str = "embeddings") -> Tensor:
     return rows / norms
 
 
-def integer_labels(*groups: Sequence[Hashable]) -> list[Tensor]:
-    """Replace ids by integers that all `groups` share; returns one int64 tensor per group."""
+def integer_labels(keys: Sequence[Hashable]) -> Tensor:
+    """A number for each of `keys`, equal where they are equal, `(N,)` int64."""
     numbers: dict[Hashable, int] = {}
-    return [
-        torch.tensor([numbers.setdefault(key, len(numbers)) for key in group], dtype=torch.long) for group in groups
-    ]
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.long)
 
 
 def rank_of_relevant(scores: Array, relevant: Array, tolerance: float = 0.0) -> Tensor:
@@ -174,8 +172,6 @@ def rank_of_relevant(scores: Array, relevant: Array, tolerance: float = 0.0) -> 
     scores, relevant = torch.as_tensor(scores), torch.as_tensor(relevant).bool()
     if scores.ndim != 2 or scores.shape != relevant.shape:
         raise ValueError(f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must both be (N, M)")
-    if not scores.is_floating_point():
-        scores = scores.double()
     if scores.isnan().any():
         raise ValueError(f"scores of query {int(scores.isnan().any(dim=1).nonzero()[0])} hold NaN")
     orphans = (~relevant.any(dim=1)).nonzero().flatten().tolist()
@@ -208,19 +204,14 @@ def best_ranks(
         `(N,)` int64 ranks, from 1.
 
     Raises:
-        ValueError: Widths or lengths differ, embeddings are not finite, or a query has no relevant candidate.
+        ValueError: Lengths differ, embeddings are not finite, or a query has no relevant candidate.
     """
-    for name, rows, labels in (("queries", queries, query_labels), ("candidates", candidates, candidate_labels)):
-        if labels.shape != (len(rows),):
-            raise ValueError(f"{name}: {len(rows)} embeddings but labels of shape {tuple(labels.shape)}")
-    ranks = []
-    for block, scores in _score_blocks(queries, candidates, block_scores):
-        wanted, labels = query_labels[block, None].to(scores.device), candidate_labels.to(scores.device)
-        relevant = wanted == labels
-        if texts is not None:
-            relevant |= texts[0][block, None].to(scores.device) == texts[1].to(scores.device)
-        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(scores.dtype)))
-    return torch.cat(ranks).cpu() if ranks else torch.empty(0, dtype=torch.long)
+
+    def relevant(block: slice) -> Tensor:
+        same = query_labels[block, None] == candidate_labels
+        return same if texts is None else same | (texts[0][block, None] == texts[1])
+
+    return _ranks(queries, candidates, relevant, block_scores)
 
 
 def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_scores: int = BLOCK_SCORES) -> Tensor:
@@ -236,24 +227,25 @@ def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_score
         `(N,)` int64 ranks, from 1.
 
     Raises:
-        ValueError: Widths differ, embeddings are not finite, or a query has no right candidate.
+        ValueError: Embeddings are not finite, or a query has no right candidate.
     """
-    ranks = []
-    for block, scores in _score_blocks(queries, candidates, block_scores):
-        in_block = pairs[(pairs[:, 0] >= block.start) & (pairs[:, 0] < block.stop)]
-        relevant = torch.zeros_like(scores, dtype=torch.bool)
-        relevant[in_block[:, 0] - block.start, in_block[:, 1]] = True
-        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(scores.dtype)))
-    return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.long)
+
+    def relevant(block: slice) -> Tensor:
+        own = pairs[(pairs[:, 0] >= block.start) & (pairs[:, 0] < block.stop)]
+        right = torch.zeros(block.stop - block.start, len(candidates), dtype=torch.bool, device=pairs.device)
+        right[own[:, 0] - block.start, own[:, 1]] = True
+        return right
+
+    return _ranks(queries, candidates, relevant, block_scores)
 
 
-def _score_blocks(queries: Array, candidates: Array, block_scores: int) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of queries and their cosines with all candidates."""
-    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
-    if not len(c):
-        raise ValueError("the gallery is empty")
-    if q.shape[1] != c.shape[1]:
-        raise ValueError(f"queries have width {q.shape[1]}, candidates {c.shape[1]}: one model for both?")
-    rows, columns = max(1, block_scores // len(c)), c.to(q).T
-    for start in range(0, len(q), rows):
-        yield slice(start, start + rows), q[start : start + rows] @ columns
+def _ranks(queries: Array, candidates: Array, relevant: Callable[[slice], Tensor], block_scores: int) -> Tensor:
+    """`rank_of_relevant` by cosine similarity, one block of queries at a time; `relevant` gives `(n, M)` bool."""
+    q = unit_rows(queries, "queries")
+    c = unit_rows(candidates, "candidates").to(q)
+    ranks = [torch.empty(0, dtype=torch.long)]
+    for start in range(0, len(q), size := max(1, block_scores // max(1, len(c)))):
+        block = slice(start, min(start + size, len(q)))
+        scores = q[block] @ c.T
+        ranks.append(rank_of_relevant(scores, relevant(block).to(scores.device), tie_tolerance(scores.dtype)).cpu())
+    return torch.cat(ranks)

@@ -32,10 +32,15 @@ class MtebModel(AbsEncoder):
     ) -> None:
         self.encoder, self.instructions, self.use_instructions = encoder, dict(instructions or {}), use_instructions
         name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
+        modalities = ["text", "image"]
+        try:
+            encoder.encode([Image.new("RGB", (32, 32))])
+        except ValueError:  # it takes no pictures
+            modalities = ["text"]
         facts = {
             "name": name if "/" in name else f"conjoin/{name}",
             "revision": encoder.fingerprint[:12],
-            "modalities": _modalities(encoder),
+            "modalities": modalities,
             "embed_dim": encoder.dimension,
             "n_parameters": sum(each.numel() for each in encoder.model.parameters()),
             "framework": ["PyTorch"],
@@ -93,21 +98,10 @@ class MtebModel(AbsEncoder):
 def _items(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of a batch as items, without absent parts: image, then text, as in training data and M-BEIR."""
     columns = [name for name in ("image", "text") if name in batch]
-    rows = zip(*(batch[name] for name in columns), strict=True)
-    items = [{name: part for name, part in zip(columns, row, strict=True) if part is not None} for row in rows]
-    for item in items:
-        if "image" in item and not str(item.get("text") or "").strip():
+    items = []
+    for row in zip(*(batch[name] for name in columns), strict=True):
+        item = {name: part for name, part in zip(columns, row, strict=True) if part is not None}
+        if "image" in item and not str(item.get("text", "")).strip():
             item.pop("text", None)
+        items.append(item)
     return items
-
-
-def _modalities(encoder: ItemEncoder) -> list[str]:
-    """What the model takes, tried out."""
-    modalities = []
-    for modality, item in (("text", "a word"), ("image", Image.new("RGB", (32, 32)))):
-        try:
-            encoder.encode([item])
-        except ValueError:
-            continue
-        modalities.append(modality)
-    return modalities

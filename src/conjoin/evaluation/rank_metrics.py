@@ -58,22 +58,16 @@ def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[
         raise ValueError(f"expected one relevant set per ranking, got {len(ranked_ids)} and {len(relevant_ids)}")
     values = np.zeros((3, len(ranked_ids)))
     for query, (ranked, relevant) in enumerate(zip(ranked_ids, relevant_ids, strict=True)):
-        _check_query(query, ranked, relevant)
+        if isinstance(ranked, str) or isinstance(relevant, str):
+            raise ValueError(f"query {query}: expected a list of ids, got the string {ranked!r} or {relevant!r}")
         wanted = set(relevant)
+        if not wanted:
+            raise ValueError(f"query {query} has no relevant id; leave it out or give it one")
+        if len(set(ranked)) != len(ranked):
+            raise ValueError(f"query {query}: the ranking repeats an id: {ranked!r}")
+        if len(ranked) and isinstance(ranked[0], str) != isinstance(right := next(iter(wanted)), str):
+            raise ValueError(f"query {query}: ids of two kinds never match: ranked {ranked[0]!r}, relevant {right!r}")
         ranks = [rank for rank, id_ in enumerate(ranked[:k], start=1) if id_ in wanted]
         if ranks:
             values[:, query] = 1.0, len(ranks) / len(wanted), 1 / ranks[0]
     return RankingScores(*values)
-
-
-def _check_query(query: int, ranked: Ids, relevant: Collection[Hashable]) -> None:
-    if isinstance(ranked, str) or isinstance(relevant, str):
-        raise ValueError(f"query {query}: expected a list of ids, got the string {ranked!r} or {relevant!r}")
-    if not len(relevant):
-        raise ValueError(f"query {query} has no relevant id; leave it out or give it one")
-    if len(set(ranked)) != len(ranked):
-        repeated = next(key for rank, key in enumerate(ranked) if key in ranked[:rank])
-        raise ValueError(f"query {query}: the ranking repeats the id {repeated!r}")
-    right = next(iter(relevant))
-    if len(ranked) and isinstance(ranked[0], str) != isinstance(right, str):
-        raise ValueError(f"query {query}: ids of two kinds never match: ranked {ranked[0]!r}, relevant {right!r}")

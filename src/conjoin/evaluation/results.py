@@ -5,7 +5,6 @@ Scores are fractions (0.45, not 45 %). Pictures are `data:` URIs, so the file ne
 
 import base64
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -25,8 +24,8 @@ from torch import Tensor
 
 from conjoin import __version__
 from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
-from conjoin.processing.item_images import to_rgb
 from conjoin.processing.item_inputs import parse_item
+from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.storage import atomic_path, check_listed
 
 
@@ -238,12 +237,9 @@ class Results:
         """The metrics of the score of a name.
 
         Raises:
-            ValueError: There is no such score; the message lists all.
+            KeyError: There is no such score.
         """
-        scores = {score.name: score.metrics for score in self.scores}
-        if name not in scores:
-            raise ValueError(f"no score {name!r}; there are {list(scores)}")
-        return scores[name]
+        return {score.name: score.metrics for score in self.scores}[name]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON; a failed write leaves an older file at `path` unchanged.
@@ -266,21 +262,12 @@ class Results:
         try:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ValueError(f"{path}: not the results of an evaluation: {wrong}") from error
+            raise ValueError(f"{path}: not the results of an evaluation: {error}") from error
 
 
 def picture(image: Image.Image, size: int = 96) -> str:
-    """A thumbnail of at most `size` x `size` pixels as a PNG or JPEG (whichever is smaller) `data:` URI."""
-    thumbnail = to_rgb(image).copy()
-    thumbnail.thumbnail((size, size), Image.Resampling.LANCZOS)
-    encoded = []
-    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 85})):
-        buffer = io.BytesIO()
-        thumbnail.save(buffer, kind, **options)
-        encoded.append((len(buffer.getvalue()), kind, buffer.getvalue()))
-    _, kind, data = min(encoded)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    """A thumbnail of at most `size` x `size` pixels as a JPEG `data:` URI."""
+    return f"data:image/jpeg;base64,{base64.b64encode(make_thumbnail(image, size, 'picture')).decode()}"
 
 
 def read_qrels(path: str | os.PathLike[str]) -> dict[str, dict[str, int]]:

@@ -51,10 +51,8 @@ def average(name: str, scores: Sequence[Score]) -> Score:
     metrics = {}
     for key in dict.fromkeys(key for score in scores for key in score.metrics):
         own = [score.metrics[key] for score in scores if key in score.metrics]
-        value, chance = (
-            math.fsum(each) / len(own) for each in zip(*((m.value, m.chance or 0.0) for m in own), strict=True)
-        )
-        metrics[key] = Metric(value, chance=chance)
+        value = math.fsum(metric.value for metric in own) / len(own)
+        metrics[key] = Metric(value, chance=math.fsum(metric.chance or 0.0 for metric in own) / len(own))
     return Score(name, sum(score.queries for score in scores), 0, metrics)
 
 

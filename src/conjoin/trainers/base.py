@@ -637,7 +637,7 @@ class RetrievalTrainer(Trainer):
         """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
         texts = getattr(dataset, "first_texts", None)
         if isinstance(dataset, datasets.Dataset) and "text" in dataset.column_names:
-            texts = integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]
+            texts = integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
         same = None if texts is None else (texts, texts)
         return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}

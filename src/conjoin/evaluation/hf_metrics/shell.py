@@ -8,21 +8,20 @@ import evaluate
 
 _INPUTS = (
     "predictions: for each query the ids found, best first; references: for each query the relevant ids; k: cut-off, "
-    'by default 10. Returns {{"{name}": float}}.'
+    "by default 10. Returns a float by the name of the metric."
 )
 
 
-def ranking_metric(metric: Callable[..., float], description: str) -> Any:  # noqa: ANN401 - the library is untyped
+def ranking_metric(metric: Callable[..., float]) -> Any:  # noqa: ANN401 - the library is untyped
     """Make a class of `metric(ranked_ids, relevant_ids, k)`."""
 
     class RankingMetric(evaluate.Metric):
         def _info(self) -> Any:  # noqa: ANN401
             ids = datasets.List(datasets.Value("string"))
+            features = datasets.Features({"predictions": ids, "references": ids})
+            described = str(metric.__doc__)
             return evaluate.MetricInfo(
-                description=description,
-                citation="",
-                inputs_description=_INPUTS.format(name=metric.__name__),
-                features=datasets.Features({"predictions": ids, "references": ids}),
+                description=described, citation="", inputs_description=_INPUTS, features=features
             )
 
         def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """A metric as the files of a Space, from which `evaluate.load("OWNER/NAME")` loads it without this package."""
 
-import re
 from pathlib import Path
 
 from huggingface_hub import RepoCard, SpaceCardData
@@ -43,7 +42,7 @@ def metric_upload(name: str, repo_id: str, license: str = "apache-2.0") -> Uploa
         "app.py": _APP.format(repo_id=repo_id).encode(),
         "requirements.txt": b"evaluate\ndatasets\nnumpy\n",
     }
-    (description,) = re.findall(rf'\({name}, "(.+)"\)', script)
+    description = getattr(rank_metrics, name).__doc__.partition("\n")[0]
     data = SpaceCardData(title=name, sdk="gradio", app_file="app.py", license=license, tags=["evaluate", "metric"])
     template = str(CARDS / "spaces" / "metric.md")
     card = RepoCard.from_template(data, template_path=template, repo_id=repo_id, name=name, description=description)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -13,16 +12,15 @@ import numpy as np
 from conjoin.evaluation.results import Curve, Results
 from conjoin.evaluation.tables import percent, plain
 
-_PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}\Z")
 _WIDTH, _HEIGHT = 520, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 30, 36
-_MOST_POINTS = 300
 
 
 def render_report(results: Results | str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
     """Write the report of `results` as one HTML file.
 
-    All text is escaped. A Content-Security-Policy without sources keeps the page from loading anything.
+    All text is escaped. A Content-Security-Policy without sources keeps the page from loading anything, whatever the
+    results name as a picture.
 
     Args:
         results: `Results`, or the path of their JSON file.
@@ -32,82 +30,44 @@ def render_report(results: Results | str | os.PathLike[str], out_html: str | os.
         The path of the file.
 
     Raises:
-        ValueError: The results are malformed, or a picture is not an inline PNG, JPEG, GIF or WebP.
+        ValueError: The results are malformed.
     """
     if not isinstance(results, Results):
         results = Results.load(results)
+    model = "/".join(Path(str(results.model.get("name", ""))).parts[-2:])  # of a folder, the end of its path
     run = {"seed": results.seed, **({"date": results.created} if results.created else {}), **results.versions}
     facts = {"Model": results.model, "Data": results.dataset, "Versions": run, "Configuration": results.config}
-    return write_page(
-        "conjoin.evaluation.report",
-        "report.html.j2",
-        Path(out_html),
-        results.curves,
-        results=results,
-        heading=_heading(results),
-        facts=[(title, list(_flatten(each))) for title, each in facts.items() if each],
-    )
+    heading = f"{results.title} · {model}" if model else results.title
+    template = Path(__file__).with_name("report.html.j2")
+    return write_page(template, Path(out_html), results.curves, results=results, heading=heading, facts=facts)
 
 
-def write_page(package: str, template: str, target: Path, curves: Sequence[Curve], **values: Any) -> Path:  # noqa: ANN401
-    """Fill a template of a package with charts and values, write the page to `target`, and return `target`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def write_page(template: Path, target: Path, curves: Sequence[Curve] = (), **values: Any) -> Path:  # noqa: ANN401
+    """Fill a template with charts and values, write the page to `target`, and return `target`."""
+    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    plain_lines: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(
-        loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, **plain_lines
-    )
-    environment.filters |= {"percent": percent, "inline": _inline_picture, "plain": plain}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "plain": plain}
     drawn = [curve for curve in curves if any(curve.series.values())]
     charts = [(curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in drawn]
-    page = environment.get_template(template).render(charts=charts, **values)
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(charts=charts, **values)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target
 
 
-def _heading(results: Results) -> str:
-    """The title with the names of the benchmark and the model; of a folder, its last two parts."""
-    name = str(results.model.get("name", ""))
-    model = "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() else name
-    benchmark = "" if results.benchmark.lower() in results.title.lower() else results.benchmark
-    return " · ".join(part for part in (benchmark, results.title, model) if part)
-
-
-def _flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in facts.items():
-        nested = isinstance(value, Mapping) and value
-        rows += _flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
-    return rows
-
-
-def _inline_picture(uri: str) -> str:
-    if not _PICTURE.match(uri):
-        raise ValueError(f"a picture must be an inline data:image/(png|jpeg|gif|webp);base64 URI, got {uri[:60]!r}")
-    return uri
-
-
 def line_chart(series: Mapping[str, Sequence[Sequence[float]]], x_label: str, title: str) -> str:
     """Draw named series of `[x, y]` points as an SVG element.
 
-    Lines differ in colour and in dash. A series of more than 300 points is averaged in 300 bins. A chart without
-    points shows the text "no values".
+    Lines differ in colour and in dash. A series may be empty, not all of them.
     """
-    data = {
-        name: np.array([part.mean(axis=0) for part in np.array_split(points, min(len(points), _MOST_POINTS))])
-        for name, points in series.items()
-        if len(points)
-    }
+    data = {name: np.array(points) for name, points in series.items() if len(points)}
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
 
     def text(x: float, y: float, words: str, anchor: str = "start") -> None:
         parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>')
 
-    if not data:
-        text(_WIDTH / 2, _HEIGHT / 2, "no values", "middle")
-        return "".join([*parts, "</svg>"])
     points = np.concatenate(list(data.values()))
     low, high = points.min(axis=0), points.max(axis=0)
     low, high = np.where(high > low, (low, high), (low - 0.5, high + 0.5))

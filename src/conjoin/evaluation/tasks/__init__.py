@@ -114,7 +114,6 @@ class Task:
         headline: The main metrics.
         averages: Whether the average over the cells of a table is the main score, not each cell.
         by: A label of the cells: each of its values has an average of its own.
-        notes: Below the tables, by title: of a section, or of a kind of groups.
         tables: Makes further tables.
     """
 
@@ -128,7 +127,6 @@ class Task:
     headline: Sequence[str] = ("hit_rate@1",)
     averages: bool = False
     by: str | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
     tables: "Callable[[Sequence[CellScores]], list[Table]]" = lambda scores: []
 
 

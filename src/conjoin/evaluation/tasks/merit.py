@@ -1,7 +1,10 @@
 """MERIT: queries that interleave the images and titles of several products with text, against all products of a split.
 
 R@k: a right product among the first k; MRR@10 counts ranks up to 10. Wrong candidates that tie with the best right one
-count as better. In examples, [1], [2] stand for the images.
+count as better. By language: of all products that a query shows and of all that answer it. By subset: language: all
+products of the query, its answers and its hard negatives have the language; attribute: a condition of the query;
+class: any of these products is of the class. A query is in one subset of each at most. In examples, [1],
+[2] stand for images.
 """
 
 from dataclasses import dataclass, field
@@ -100,10 +103,4 @@ TASK = Task(
     MeritOptions,
     merit_cells,
     headline=("hit_rate@1", "hit_rate@5", "hit_rate@10", "mrr@10"),
-    notes={
-        "language": "The language of all products that a query shows and of all that answer it.",
-        "subset": "language: all products of the query, its answers and its hard negatives have the language. "
-        "attribute: a condition of the query. class: any of these products is of the class. A query is in one subset "
-        "of each at most.",
-    },
 )

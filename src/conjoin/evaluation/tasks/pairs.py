@@ -78,20 +78,19 @@ def pairs_cells(options: PairsOptions) -> list[Cell]:
         "text": [" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in rows["text"][:]],
         "image+text": list(range(len(rows))),
     }
-    ids, id_of, items = rows["id"][:], dict[str, dict[Hashable, str]](), dict[str, Rows]()
+    ids, item_of, items = rows["id"][:], dict[str, list[str]](), dict[str, Rows]()
     for part, of_part in keys.items():
-        first: dict[Hashable, int] = {}
-        for row, key in enumerate(of_part):
-            first.setdefault(key, row)
-        id_of[part] = {key: ids[row] for key, row in first.items()}
-        items[part] = Rows(part, rows.select(list(first.values())).select_columns(["id", *part.split("+")]))
+        first: dict[Hashable, str] = {}
+        item_of[part] = [first.setdefault(key, id_) for key, id_ in zip(of_part, ids, strict=True)]
+        chosen = [row for row, id_ in enumerate(ids) if item_of[part][row] == id_]
+        items[part] = Rows(part, rows.select(chosen).select_columns(["id", *part.split("+")]))
     cells = []
     for name in names:
         source, target = name.split(" → ")
-        qrels: dict[str, set[str]] = {id_of[source][key]: set() for key in keys[source][: len(pairs)]}
-        for key, partner in zip(keys[source], keys[target], strict=True):
-            if id_of[source][key] in qrels:
-                qrels[id_of[source][key]].add(id_of[target][partner])
+        qrels: dict[str, set[str]] = {query: set() for query in item_of[source][: len(pairs)]}
+        for query, partner in zip(item_of[source], item_of[target], strict=True):
+            if query in qrels:
+                qrels[query].add(partner)
         cells.append(Cell(name, items[source], items[target], {id_: sorted(right) for id_, right in qrels.items()}))
     return cells
 

@@ -3,4 +3,4 @@
 from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.rank_metrics import hit_rate_at_k
 
-HitRateAtK = ranking_metric(hit_rate_at_k, "Fraction of queries with at least one relevant id among the first k.")
+HitRateAtK = ranking_metric(hit_rate_at_k)

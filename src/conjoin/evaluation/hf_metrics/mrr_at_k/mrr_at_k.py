@@ -3,4 +3,4 @@
 from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.rank_metrics import mrr_at_k
 
-MrrAtK = ranking_metric(mrr_at_k, "Mean of 1 / rank of the first relevant id, 0 beyond k.")
+MrrAtK = ranking_metric(mrr_at_k)

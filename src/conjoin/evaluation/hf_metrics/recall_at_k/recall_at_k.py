@@ -3,4 +3,4 @@
 from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.rank_metrics import recall_at_k
 
-RecallAtK = ranking_metric(recall_at_k, "Mean fraction of the relevant ids of a query among the first k.")
+RecallAtK = ranking_metric(recall_at_k)
