@@ -5,13 +5,11 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-import torch
 
 from conjoin.data import load_emoji, load_sample_text_tower, load_sample_vision_tower
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
 from conjoin.retrieval import MilvusCollection
-from conjoin.trainers.compress import in_8_bits
 from tiny_collections import made
 
 IMPORTED = {
@@ -20,7 +18,6 @@ IMPORTED = {
     "faiss": (lambda folder: made(folder, np.eye(5)).index_faiss(), 'pip install "conjoin[faiss]"'),
     "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
     "pymilvus": (lambda folder: MilvusCollection(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
-    "torchao.quantization": (lambda folder: in_8_bits(torch.nn.Linear(2, 2)), "pip install torchao"),
 }
 """By the package: what needs it, and the advice."""
 FILES = {

@@ -1,12 +1,13 @@
 """A tiny trainer of each method and its variants; a new method adds a row to `TRAINERS`."""
 
 from peft import LoraConfig
+from PIL import Image
 
 import tiny_coral
 import tiny_puma
 import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from tiny_training import QUERIES, make_encoder, make_rows, make_trainer, without_dropout
 
 ADAPTED = r"(vision|text)_model\..*"
 PARTS = ["vision_adapter", "text_adapter", "vl_encoder"]
@@ -15,6 +16,18 @@ PARTS = ["vision_adapter", "text_adapter", "vl_encoder"]
 def joint(checkpoints, folder, method, rows=4, **arguments):
     model, processor = make_encoder(checkpoints)
     return make_trainer(method, model, processor, folder, make_rows(rows), **arguments)
+
+
+def queries(checkpoints, folder, rows=4, **arguments):
+    """Queries of texts and of images, so that one rank may have texts alone; some rows have negatives."""
+    model, processor = make_encoder(checkpoints)
+    table = []
+    for i in range(rows):
+        colour = (40 * i % 256, 90 * i % 256, 255 - 30 * i % 256)
+        query = {"image": Image.new("RGB", (16, 16), colour)} if i % 3 == 0 else f"{chr(97 + i)} {i}"
+        table.append({"query": query, "positive": f"p {i}", "positive_id": f"p{i}"})
+        table[-1] |= {"negatives": [f"n {i}"], "negative_ids": [f"n{i}"]} if i % 4 == 0 else {}
+    return make_trainer("queries", model, processor, folder, table, methods=QUERIES, **arguments)
 
 
 def gcl_lora(checkpoints, folder, rows=4, **arguments):
@@ -57,6 +70,7 @@ def gcl_mllm(checkpoints, folder, rows=4, **arguments):
 
 TRAINERS = {
     "contrastive": (joint, {"method": "contrastive"}),
+    "queries": (queries, {}),
     "GCL": (joint, {"method": "gcl"}),
     "GCL, Matryoshka": (joint, {"method": "gcl", "matryoshka_dims": [4, 16]}),
     "GCL, LoRA": (gcl_lora, {}),
@@ -76,20 +90,22 @@ TRAINERS = {
     "Coral": (coral, {}),
     "Coral, partial": (coral, {"readout": "last", "partial": True, "masked_only": True}),
 }
-OF_JOINT_ENCODER = (joint, gcl_lora, solar_stage1, solar_stage2)
+OF_JOINT_ENCODER = (joint, queries, gcl_lora, solar_stage1, solar_stage2)
 
 
-def make_any(name, checkpoints, mllm, folder, **arguments):
-    """The trainer of a variant, without dropout.
+def make_any(name, checkpoints, mllm, folder, dropout=False, **arguments):
+    """The trainer of a variant.
 
     Args:
         name: Of `TRAINERS`.
         checkpoints: Of tiny backbones.
         mllm: A tiny MLLM.
         folder: Of the run.
+        dropout: Whether there is any.
         arguments: Of training, and `rows`, their number.
     """
     make, own = TRAINERS[name]
     trainer = make(checkpoints if make in OF_JOINT_ENCODER else mllm, folder, **(own | arguments))
-    without_dropout(trainer.model)
+    if not dropout:
+        without_dropout(trainer.model)
     return trainer

@@ -10,12 +10,13 @@ from PIL import Image as PilImage
 
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer
+from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer, QueryContrastiveTrainer
 from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.gradient_cache import cached_backward, total_loss
 
 FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})
 METHODS = {"contrastive": (ContrastiveConfig, ContrastiveTrainer), "gcl": (GclConfig, GclTrainer)}
+QUERIES = {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
 
 SETTINGS = {
     "max_steps": 2,
@@ -127,6 +128,11 @@ def cached_step(objective, batch, chunk_size, **options):
     """The same in chunks, by the gradient cache."""
     terms = cached_backward(objective, dict(batch), chunk_size, lambda loss: loss.backward(), **options)
     return terms, _gradients(objective)
+
+
+def hit_rates(trainer, rows=None):
+    """What `evaluate` measures of the embeddings."""
+    return {name: value for name, value in trainer.evaluate(rows).items() if "hit_rate" in name}
 
 
 def make_trainer(

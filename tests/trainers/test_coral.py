@@ -1,7 +1,5 @@
 """Coral: the loss over queries and their targets, its gradients, its runs."""
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,6 @@ from conjoin.losses import info_nce
 from conjoin.trainers.coral import IMAGE, CoralConfig, CoralTrainer, choose_masked
 from conjoin.trainers.gradient_cache import total_loss
 from tiny_coral import Products, make_model, make_trainer
-from two_ranks import run_two_ranks
 
 TERMS = ["rec_language_loss", "rec_vision_loss", "reg_language_loss", "reg_vision_loss"]
 
@@ -142,20 +139,6 @@ def test_decoders_have_a_rate_of_their_own(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "keep_layers"), [("qwen2_5_vl", None), ("qwen3_vl", 3), ("llava", None), ("internvl", 2)]
-)
-def test_any_mllm_is_trained(name, keep_layers, mllm_checkpoints, tmp_path):
-    trainer = make_trainer(
-        *make_model(mllm_checkpoints(name)[0], keep_layers), tmp_path, Products(8), gradient_cache_chunk_size=3,
-        activation_checkpointing=True, dataloader_num_workers=2 * (name == "llava"),
-    )  # fmt: skip
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.train()
-    moved = {name for name, value in before.items() if not torch.equal(value, trainer.model.state_dict()[name])}
-    assert moved == {name for name in before if "lora_" in name or name.startswith("loss.")}
-
-
-@pytest.mark.parametrize(
     ("keep_layers", "arguments", "has_head"),
     [(None, {}, True), (3, {}, False), (3, {"language_head": True}, True), (None, {"reconstruct": ["vision"]}, False)],
 )
@@ -185,34 +168,3 @@ def test_options_and_models_are_checked(folder, tmp_path):
     with pytest.raises(ValueError, match=r"reconstruct=\['vision'\], but the prompts of this published embedder"):
         make_trainer(model, processor, tmp_path, Products(4), reconstruct=["vision"])
     make_trainer(model, processor, tmp_path, Products(4), reconstruct=[])
-
-
-def run_case(folder, out, chunk, batch_size):
-    """Weights and logs of two float64 SGD steps without dropout; some targets lack a part."""
-    settings = {"per_device_train_batch_size": batch_size, "gradient_cache_chunk_size": chunk, "decoded_rows": 3}
-    settings |= {"optim": "sgd", "max_grad_norm": 0.0}
-    trainer, _ = make_step(*make_model(folder), out, 16, partial=True, **settings)
-    trainer.train()
-    weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-    log = trainer.state.log_history[:-1]
-    return weights, [{key: value for key, value in entry.items() if key.endswith("_loss")} for entry in log]
-
-
-def main(folder, out):
-    """What each rank runs."""
-    for chunk in (0, 2):
-        torch.save(run_case(folder, out, chunk, batch_size=4), f"{out}/{chunk}-{os.environ['RANK']}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_ranks_equal_one_process(folder, tmp_path):
-    run_two_ranks("test_coral", tmp_path, folder, str(tmp_path))
-    expected, log = run_case(folder, tmp_path / "alone", 0, batch_size=8)
-    start = {name: p.detach().double() for name, p in make_model(folder)[0].named_parameters()}
-    assert max((expected[f"encoder.{name}"] - p).abs().max() for name, p in start.items() if "lora_" in name) > 1e-4
-    for file in ("0-0", "0-1", "2-0", "2-1"):
-        found, entries = torch.load(tmp_path / f"{file}.pt")
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-        assert entries == [pytest.approx(wanted, abs=1e-5) for wanted in log]

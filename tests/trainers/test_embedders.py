@@ -73,7 +73,6 @@ def test_adapters_load_on_the_stock_model(rows, tmp_path):
     for adapted in (given, AutoPeftModel.from_pretrained(out / "adapter")):
         merged = adapted.merge_and_unload().model.state_dict()
         torch.testing.assert_close(dict(merged), trained, atol=1e-6, rtol=1e-6)
-    assert "AutoModelForImageTextToText" in (out / "adapter/README.md").read_text()
     with pytest.warns(UserWarning, match="Found missing adapter keys"):
         PeftModel.from_pretrained(AutoModel.from_pretrained(source), out / "adapter")
     encoder = SentenceTransformer(str(source), device="cpu")

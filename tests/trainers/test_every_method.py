@@ -1,4 +1,4 @@
-"""What holds of every method: what moves, what is saved, and that a step of the gradient cache is the plain one."""
+"""Every method: what moves and is saved, a step of the gradient cache is the plain one, a resumed run the whole."""
 
 import pytest
 import torch
@@ -9,7 +9,12 @@ from tiny_trainers import TRAINERS, make_any
 from tiny_training import cached_step, plain_step
 
 BY_CHUNK = "SOLAR"
-"""Its thresholds are those of a chunk; `solar/test_stages.py` holds them fixed."""
+"""Its thresholds are those of a chunk; `test_solar.py` holds them fixed."""
+RESUMED = {
+    "GCL, LoRA": {}, "SOLAR 1": {}, "SOLAR 1, ITC only": {"feature_copies": 4}, "PUMA 1": {"schedule": "dynamic"},
+    "PUMA 2": {}, "Coral": {"decoder_dropout": 0.1},
+}  # fmt: skip
+"""Methods with random choices or dropout, and further settings."""
 
 
 @pytest.mark.parametrize("name", TRAINERS)
@@ -58,3 +63,27 @@ def test_a_learned_temperature_moves_at_its_own_rate(name, tiny_checkpoints, tmp
     trainer.train()
     first, second = (entry["temperature"] for entry in trainer.state.log_history[:2])
     assert first == pytest.approx(0.07) and abs(second - first) > 0.002
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_is_the_uninterrupted_one(name, tiny_checkpoints, mllm_checkpoints, tmp_path):
+    """To the bit, with dropout."""
+
+    def trainer(folder):
+        torch.manual_seed(5 if folder == "resumed" else 0)
+        settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 9, "rows": 14}
+        settings |= {"lr_scheduler_type": "cosine", "features_dir": str(tmp_path / "features")} | RESUMED[name]
+        mllm = mllm_checkpoints("qwen2_vl")[0]
+        return make_any(name, tiny_checkpoints, mllm, tmp_path / folder, dropout=True, **settings)
+
+    whole = trainer("whole")
+    whole.train()
+    assert whole.state.epoch > 1
+    for step in (3, 5):  # at the end of the first epoch, and within the second
+        resumed = trainer("resumed")
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{step}"))
+        assert resumed.state.global_step == 6
+        for (key, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
+            assert torch.equal(a, b), (step, key)
+        losses = [[entry["loss"] for entry in t.state.log_history if "loss" in entry] for t in (whole, resumed)]
+        assert losses[0][-(6 - step) :] == losses[1][-(6 - step) :]

@@ -9,16 +9,15 @@ from PIL import Image as PilImage
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.trainers import precompute as precomputing
-from conjoin.trainers.features import cache_features, collate_features
-from conjoin.trainers.precompute import precompute
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from conjoin.trainers.features import cache_features, collate_features, precompute
+from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 
 VIEWS = ("image", "text", "fused")
 
 
 def frozen(checkpoints):
     model, processor = make_encoder(checkpoints)
+    processor.input_type = "cat"
     without_dropout(model)
     model.vision_model.requires_grad_(False)
     model.text_model.requires_grad_(False)
@@ -37,13 +36,22 @@ def cache(tiny_checkpoints, tmp_path):
     )
 
 
-def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, cache):
+@pytest.mark.parametrize("several", [False, True])
+def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, cache, several):
     (model, processor), rows = frozen(tiny_checkpoints), two_texts()
-    cached = cache(rows, first_only=True)
+    shown = [[row["image"], rows[0]["image"].rotate(90)] if several else row["image"] for row in rows]
+    marks = " <image> and <image>" if several else ""
+    given = [row | {"image": image, "text": row["text"] + marks} for row, image in zip(rows, shown, strict=True)]
+    cached = cache(given, first_only=True, copies=2)
     batch = collate_features([cached[i] for i in range(5)])["pairs"]
     with torch.no_grad():
-        live = model.eval()(**processor([{"image": r["image"], "text": r["text"]} for r in rows]), views=VIEWS)
+        items = [
+            {"image": image, "text": row["text"] + " and" * several} for row, image in zip(rows, shown, strict=True)
+        ]
+        live = model.eval()(**processor(items), views=VIEWS)
         assert (model(**batch, views=VIEWS).embeddings - live.embeddings).abs().max() < 1e-6
+    images = cached.images["image_features"]
+    assert images.shape[1] == 2 and not torch.equal(images[:, 0], images[:, 1])
 
 
 def test_every_copy_and_both_texts_are_drawn(cache):
@@ -69,7 +77,7 @@ def test_training_and_evaluation_on_features_are_those_on_frozen_towers(tiny_che
         features = {"feature_copies": copies, "features_dir": str(tmp_path / "features")}
         trainer = make_trainer("gcl", *frozen(tiny_checkpoints), tmp_path, rows, rows, optim="sgd", **features)
         trainer.train()
-        found.append((dict(trainer.model.named_parameters()), trainer.evaluate()))
+        found.append((dict(trainer.model.named_parameters()), hit_rates(trainer)))
     (weights, metrics), (cached_weights, cached_metrics) = found
     assert cached_metrics == pytest.approx(metrics)
     for name, weight in weights.items():
@@ -132,7 +140,7 @@ def test_what_cannot_be_cached_is_refused(tiny_checkpoints, tmp_path):
         (make_encoder(tiny_checkpoints), rows, {}, "vision_model is trained; set freeze_towers, or feature_copies"),
         (frozen(tiny_checkpoints), rows.to_iterable_dataset(), {}, "of a stream are not kept; set dataset_streaming"),
         (of_clip, rows, {}, "only the towers of a joint encoder, got ScoreFusionModel"),
-        (frozen(tiny_checkpoints), rows, workers, "resampled in every epoch; remove dataloader_persistent_workers"),
+        (frozen(tiny_checkpoints), rows, workers, "of these rows; remove dataloader_persistent_workers"),
         (frozen(tiny_checkpoints), broken, {}, "'row0'"),
     ]
     for model, given, arguments, message in cases:
@@ -141,8 +149,7 @@ def test_what_cannot_be_cached_is_refused(tiny_checkpoints, tmp_path):
             make_trainer("gcl", *model, tmp_path, given, **arguments).train()
 
 
-def test_precomputed_rows_are_kept_by_key_and_an_interrupted_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(precomputing, "SHARD_SIZE", 4)
+def test_precomputed_rows_are_kept_by_key(tmp_path):
     features, computed = datasets.Features({"square": datasets.List(datasets.Value("float32"), length=2)}), []
 
     def run(key="a", fails_at=None):
@@ -156,7 +163,7 @@ def test_precomputed_rows_are_kept_by_key_and_an_interrupted_run_goes_on(tmp_pat
 
     with pytest.raises(AssertionError, match="stopped"):
         run(fails_at=7)
-    found = run()
-    assert computed == [4, 5, 6, 7, 8, 9] and torch.equal(found[9]["square"], torch.tensor([81.0, 100.0]))
+    found = run()  # nothing is kept of what was stopped
+    assert computed == list(range(10)) and torch.equal(found[9]["square"], torch.tensor([81.0, 100.0]))
     assert torch.equal(run()["square"][:], found["square"][:]) and not computed
     assert len(run("b")) == len(computed) == 10

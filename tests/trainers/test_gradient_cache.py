@@ -81,13 +81,10 @@ def test_parts_are_cut_one_after_another_with_what_belongs_to_their_rows():
 
 def test_padding_with_a_meaning_is_not_dropped(tiny_checkpoints, tmp_path, monkeypatch):
     model, processor = make_encoder(tiny_checkpoints)
-    changes = [(GclTrainer, "sorts_rows", False), (processor, "text_padding", "max_length")]
-    for (owner, name, value), message in zip(
-        changes, ("GclTrainer needs rows in", "text_padding='max_l"), strict=True
-    ):
+    for owner, name, value in ((GclTrainer, "sorts_rows", False), (processor, "text_padding", "max_length")):
         with (
             monkeypatch.context() as patch,
-            pytest.raises(ValueError, match=f"chunk_tokens cannot be used: .*{message}"),
+            pytest.raises(ValueError, match=r"chunk_tokens sorts rows and drops padding, which GclTrainer or the"),
         ):
             patch.setattr(owner, name, value)
             make_trainer("gcl", model, processor, tmp_path, make_rows(4), gradient_cache_chunk_tokens=8)

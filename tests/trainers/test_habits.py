@@ -156,8 +156,9 @@ def test_predict_returns_embeddings_labels_and_metrics(trainer):
     assert {name: value.shape for name, value in found.predictions.items()} == {"image": (5, 16), "text": (5, 16)}
     np.testing.assert_allclose(found.predictions["text"], expected["text"].numpy(), atol=1e-5)
     assert found.label_ids[0] == found.label_ids[3] and len(set(found.label_ids)) == 3
+    rates = {name: value for name, value in found.metrics.items() if "hit_rate" in name}
     evaluated = {name.replace("eval", "test", 1): value for name, value in made.evaluate().items()}
-    assert found.metrics.items() <= evaluated.items() and len(found.metrics) == 9
+    assert rates.items() <= evaluated.items() and len(rates) == 9
 
 
 def sentence_rows(*names, picture=False):
@@ -202,9 +203,9 @@ STREAM = PairStream({"a": make_rows(8).to_iterable_dataset()})
          "no column 'text'; the rows have image, caption. GclTrainer reads image, text"),
         (GclTrainer, 8, {"columns": {"text": "title"}}, "no column 'title'; the rows have id, group, image, text"),
         (QueryContrastiveTrainer, 8, {}, "no column '(query|positive)'; the rows have id, group, image, text"),
-        (ContrastiveTrainer, STREAM, WORKERS, "a stream starts its own workers; remove dataloader_persistent"),
-        (ContrastiveTrainer, EpochRows(make_rows(8)), WORKERS, "resampled in every epoch; remove dataloader_persist"),
-        (QueryContrastiveTrainer, sentence_rows("query", "positive"), WORKERS, "resampled in every epoch; remove"),
+        (ContrastiveTrainer, STREAM, WORKERS, "of these rows; remove dataloader_persistent_workers"),
+        (ContrastiveTrainer, EpochRows(make_rows(8)), WORKERS, "of these rows; remove dataloader_persistent_workers"),
+        (QueryContrastiveTrainer, sentence_rows("query", "positive"), WORKERS, "of these rows; remove dataloader_per"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(trainer, kind, rows, arguments, message):
@@ -215,9 +216,8 @@ def test_what_cannot_work_is_refused(trainer, kind, rows, arguments, message):
 def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path):
     model, processor = make_encoder(tiny_checkpoints)
     args = RetrievalConfig(str(tmp_path), **SETTINGS)
-    for name, message in (("model_init", "has no effect here"), ("compute_loss_func", "expected a subclass with its")):
-        with pytest.raises(ValueError, match=f"{name}.*{message}"):
-            ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, **{name: print})
+    with pytest.raises(ValueError, match=r"compute_loss_func has no effect here; expected a subclass with its"):
+        ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, compute_loss_func=print)
     with pytest.raises(ValueError, match="pass processing_class"):
         ContrastiveTrainer(model, args, make_rows(4))
     with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):

@@ -4,15 +4,13 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs
 from conjoin.hub import load_processor
 from conjoin.retrieval import load_encoder
-from conjoin.trainers.features import cache_features, collate_features
-from tiny_training import make_encoder, small_run, write_recipe
+from tiny_training import small_run, write_recipe
 
 
 @pytest.fixture
@@ -45,23 +43,6 @@ def test_a_model_of_one_image_trains_on_concatenations(train, source, tmp_path, 
     row = load_pairs(source)[0]
     item = {"image": row["image"], "text": "number 0"}
     assert encoder.input_type == "cat" and np.isfinite(encoder.encode([item])).all()
-
-
-def test_cached_features_are_those_of_concatenations(tiny_checkpoints, source, tmp_path):
-    model, processor = make_encoder(tiny_checkpoints)
-    processor.input_type = "cat"
-    model.requires_grad_(False)
-    rows = load_pairs(source)
-    cached = cache_features(model, processor, rows, tmp_path / "cache", copies=2, first_only=True)
-    batch = collate_features([cached[place] for place in range(len(rows))])["pairs"]
-    items = [{"image": row["image"], "text": f"number {row['id']} and boxes"} for row in rows]
-    views = ("image", "text", "fused")
-    model.eval()
-    with torch.no_grad():
-        live, found = (model(**inputs, views=views).embeddings for inputs in (processor(items), batch))
-    assert (live - found).abs().max() < 1e-6
-    images = cached.images["image_features"]
-    assert images.shape[1] == 2 and not torch.equal(images[:, 0], images[:, 1])
 
 
 @pytest.mark.parametrize("input_type", ["seq", "cat"])

@@ -1,7 +1,5 @@
 """SOLAR's trainers: the terms of both stages, what a mask hides, and that chunks change nothing."""
 
-import json
-
 import pytest
 import torch
 from datasets import Dataset
@@ -12,7 +10,6 @@ from safetensors.torch import load_file
 from conjoin.data import load_pairs
 from conjoin.hub import load_model
 from conjoin.losses import (
-    Threshold,
     gather_rows,
     gcl,
     global_distillation,
@@ -22,7 +19,7 @@ from conjoin.losses import (
     symmetric_info_nce,
 )
 from conjoin.retrieval.mining.negatives import write_mined
-from conjoin.trainers import solar, solar_masks
+from conjoin.trainers import solar
 from conjoin.trainers.gradient_cache import cached_backward, split_rows, total_loss
 from conjoin.trainers.solar import (
     SolarStage1Config,
@@ -299,7 +296,6 @@ def test_bad_settings_are_named(config, arguments, message):
         (SolarStage1Trainer, {"token_dropout": 0.5}, {}, "without token_dropout, got .*0.5"),
         (SolarStage2Trainer, {"num_vl_layers": 0}, {}, "with num_vl_layers"),
         (SolarStage2Trainer, {"text_attends_padding": True}, {"mask_level": "input"}, r"\(bert\) attends to all"),
-        (SolarStage1Trainer, {}, {"teacher_cache": "x"}, "teacher_cache needs teachers"),
         (SolarStage2Trainer, {}, {}, "mined_per_anchor=2 needs mined, the output of `conjoin mine`"),
     ],
 )
@@ -341,17 +337,14 @@ def test_draws_of_mined_negatives_differ_by_epoch_and_repeat():
     assert first != drawn()
 
 
-def test_mined_negatives_may_come_from_another_corpus():
-    rows, corpus = texts(3), texts(9).map(lambda row: {"id": f"other-{row['id']}"})
-    found = {name: [f"other-row{i + 5}"] for i, name in enumerate(rows["id"])}
-    table = Dataset.from_dict({"id": list(found), "negatives": list(found.values())})
-    row = SolarStage2Rows(rows, table, candidates=corpus)[1]
-    assert [each["id"] for each in row["mined"]] == ["other-row6", "row1"]
-    assert row["exists"] == [True, False]
-    with pytest.raises(ValueError, match=r"row 1 \('row1'\): its mined negative 'other-row6' is not in the data"):
-        SolarStage2Rows(rows, found)[1]
+def test_a_missing_negative_is_marked_and_one_of_other_rows_is_refused():
+    found = {"row0": ["row1"], "row1": ["row2"], "row2": ["other"]}
+    rows = SolarStage2Rows(texts(3), Dataset.from_dict({"id": list(found), "negatives": list(found.values())}))
+    assert [each["id"] for each in rows[1]["mined"]] == ["row2", "row1"] and rows[1]["exists"] == [True, False]
+    with pytest.raises(ValueError, match=r"row 2 \('row2'\): its mined negative 'other' is not in the training rows"):
+        rows[2]
     with pytest.raises(ValueError, match="nothing was mined for the row 'row3'"):
-        SolarStage2Rows(texts(4), found, candidates=corpus)
+        SolarStage2Rows(texts(4), found)
 
 
 def test_augmented_rows_may_have_undecoded_images(tmp_path):
@@ -384,25 +377,20 @@ def test_stage_2_stops_at_scores_that_hardly_separate(tiny_checkpoints, tmp_path
     assert 0 < trainer.model(**batch)["text_separation"] < 1
 
 
-def test_stage_2_starts_from_a_folder_with_lora_and_negatives_of_another_source(tiny_checkpoints, tmp_path):
+def test_stage_2_starts_from_a_folder_with_lora_and_mined_negatives(tiny_checkpoints, tmp_path):
     rows, (model, processor) = texts(8), make_encoder(tiny_checkpoints)
     teachers = {"vision_teacher": tiny_checkpoints["dinov2"], "text_teacher": tiny_checkpoints["bert"]}
     stage1(tmp_path / "first", model, processor, rows, **teachers).save_model()
     blocks = [{"id": name, "negatives": each, "found_by": [[]] * len(each)} for name, each in mined(rows).items()]
-    for name in ("mined", "data"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "mined").mkdir()
     write_mined(tmp_path / "mined/negatives.parquet", [blocks])
-    for row in rows:
-        row["image"].save(tmp_path / f"data/{row['id']}.png")
-    lines = [json.dumps({"file_name": f"{row['id']}.png", "id": row["id"], "text": row["text"]}) for row in rows]
-    (tmp_path / "data/metadata.jsonl").write_text("\n".join(lines))
-    given = {"itc_weight": 1.0, "min_separation": 0.0, "mined_source": str(tmp_path / "data")}
-    config = SolarStage2Config(str(tmp_path / "second"), mined=str(tmp_path / "mined"), **SETTINGS, **given)
+    given = {"itc_weight": 1.0, "min_separation": 0.0, "mined": str(tmp_path / "mined")}
+    config = SolarStage2Config(str(tmp_path / "second"), **SETTINGS, **given)
     everywhere = LoraConfig(r=2, target_modules="all-linear", modules_to_save=["vision_adapter", "text_adapter"])
     second = SolarStage2Trainer(tmp_path / "first", config, rows, peft_config=everywhere)
     second.train()
     second.save_model()
-    assert "itc_loss" in second.state.log_history[0] and second.train_dataset.candidates is not rows
+    assert "itc_loss" in second.state.log_history[0]
     before, after = (load_file(str(tmp_path / name / "model.safetensors")) for name in ("first", "second"))
     for part in ("vision_model", "text_model", "vl_encoder", "text_adapter"):
         assert any(not torch.equal(after[name], before[name]) for name in after if name.startswith(part)), part
@@ -411,7 +399,6 @@ def test_stage_2_starts_from_a_folder_with_lora_and_negatives_of_another_source(
 # Batches of which little is left
 
 CASES = ("one-token texts", "blank images", "identical pairs", "identical but named apart", "two pairs", "one pair")
-NEVER, ALWAYS = 2.0, -2.0
 
 
 def degenerate(case):
@@ -459,29 +446,3 @@ def test_losses_and_gradients_stay_finite(tiny_checkpoints, tmp_path, case, argu
     for progress in (0.25, 1.0):
         move_to(trainer, progress)
         check(trainer, batch)
-
-
-def fix_threshold(monkeypatch, threshold):
-    found = Threshold(torch.tensor(threshold), torch.tensor(False))
-    monkeypatch.setattr(solar_masks, "qda_threshold", lambda *_: found)
-
-
-@pytest.mark.parametrize("level", ["feature", "input"])
-@pytest.mark.parametrize("threshold", [NEVER, ALWAYS, None], ids=["no intersection", "no difference", "nothing left"])
-def test_stage_2_with_samples_at_the_limits(tiny_checkpoints, tmp_path, threshold, level, monkeypatch):
-    trainer, batch = make_stage(2, tiny_checkpoints, tmp_path, mask_level=level)
-
-    def everything(*arguments):
-        samples = construct_samples(*arguments)
-        text = ~arguments[4].expand_as(samples.text_weights).bool()
-        return samples._replace(image_weights=torch.zeros_like(samples.image_weights), text_weights=text.float())
-
-    if threshold is None:
-        monkeypatch.setattr(solar, "construct_samples", everything)
-    else:
-        fix_threshold(monkeypatch, threshold)
-    terms, moves = check(trainer, batch)
-    assert moves == (threshold != NEVER)
-    assert (terms["solar_loss"] == 0) == (threshold == NEVER)
-    if threshold is not None:
-        assert terms["positive_rate"] == float(threshold == ALWAYS)

@@ -1,6 +1,5 @@
 """Teachers see the student's patches and words, never train, and say the same in any company and from disk."""
 
-import datasets
 import pytest
 import torch
 from PIL import Image
@@ -13,7 +12,6 @@ from conjoin.trainers.solar_teachers import (
     Teachers,
     align_tokens,
     matching_image_processor,
-    precompute_states,
     tokenize_with_spans,
 )
 from tiny_solar import stage1
@@ -95,13 +93,6 @@ def test_what_the_teacher_cut_off_is_not_known(tiny_checkpoints):
     assert targets.text_mask.any(1).all()
 
 
-def test_a_tokenizer_without_a_limit_cuts_nothing(tiny_checkpoints):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"])
-    expected = tokenizer("a b")["input_ids"]
-    tokenizer.model_max_length = int(1e30)
-    assert tokenize_with_spans(tokenizer, ["a b"])[0]["input_ids"].tolist() == [expected]
-
-
 def test_models_that_cannot_teach_are_refused(tiny_checkpoints):
     slow = type("SlowTokenizer", (), {"is_fast": False, "model_max_length": 9})()
     names = ("dinov2", "bert", "xlm_roberta")
@@ -158,7 +149,7 @@ def test_the_grid_counts_not_the_pixels(tiny_checkpoints):
     batch = TeacherCollator(processor, 16, teachers)(pair_rows())  # 3 x 2 patches of 16; the teacher's have 8
     teacher_inputs = batch["pairs"]["teacher"]
     assert teacher_inputs["pixel_values"].shape == (6, 3, 24, 16)
-    assert teachers.states(teacher_inputs)["image_tokens"].shape == (6, 6, 24)
+    assert teachers.states(teacher_inputs)[0].shape == (6, 6, 24)
 
 
 def test_states_are_those_of_the_models(tiny_checkpoints):
@@ -167,15 +158,15 @@ def test_states_are_those_of_the_models(tiny_checkpoints):
     other.embeddings.word_embeddings.weight.data.neg_()
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"])
     teachers = Teachers(vision, AutoImageProcessor.from_pretrained(tiny_checkpoints["dinov2"]), text, tokenizer, other)
-    pixels, words = torch.randn(2, 3, 16, 16), tokenize_with_spans(tokenizer, ["a b", "c"])[0]
-    inputs = {name: words[name] for name in ("input_ids", "attention_mask")}
-    found = teachers.states({"pixel_values": pixels} | inputs)
+    pixels, encoded = torch.randn(2, 3, 16, 16), tokenize_with_spans(tokenizer, ["a b", "c"])[0]
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    patches, picture, words, sentence = teachers.states({"pixel_values": pixels} | inputs)
     with torch.no_grad():
         image = vision(pixels).last_hidden_state
         tokens, whole = (each(**inputs).last_hidden_state for each in (text, other))
-    assert torch.equal(found["image_tokens"], image[:, 1:]) and torch.equal(found["image_global"], image[:, 0])
-    assert torch.equal(found["text_tokens"][0], tokens[0]) and (found["text_tokens"][1, 3:] == 0).all()
-    assert torch.equal(found["text_global"], whole[:, 0]) and not torch.allclose(whole[:, 0], tokens[:, 0])
+    assert torch.equal(patches, image[:, 1:]) and torch.equal(picture, image[:, 0])
+    assert torch.equal(words[0], tokens[0]) and (words[1, 3:] == 0).all()
+    assert torch.equal(sentence, whole[:, 0]) and not torch.allclose(whole[:, 0], tokens[:, 0])
 
 
 def test_company_and_mixed_precision_do_not_matter(tiny_checkpoints):
@@ -219,63 +210,19 @@ def test_the_gradient_cache_asks_live_teachers_once(tiny_checkpoints, tmp_path, 
     assert asked[1:] == [4, 2]
 
 
-# States on disk
-
-
-@pytest.fixture
-def kept(tiny_checkpoints, tmp_path):
-    """`kept(rows)`: rows with their precomputed states."""
-    config = SolarStage1Config(output_dir="unused", use_cpu=True)
-    teachers = make_teachers(tiny_checkpoints)
-    collator = TeacherCollator(student(tiny_checkpoints)[1], 8, teachers)
-    return lambda rows: (precompute_states(teachers, collator, rows, tmp_path / "states", config), teachers, collator)
-
-
-def test_kept_states_are_the_live_ones_bit_by_bit_and_in_any_order(tiny_checkpoints, kept):
-    rows = pair_rows()
-    joined, teachers, collator = kept(rows)
-    inputs, live = split_teacher(collator(rows)["pairs"])
-    cached = collator([joined[index] for index in range(6)])["pairs"]["teacher"]
-    assert not {"pixel_values", "input_ids"} & cached.keys() and all(len(value) == 6 for value in cached.values())
-    output = student(tiny_checkpoints)[0](**inputs, output_tokens=True)
-    for a, b in zip(teachers(live, output), teachers(cached, output), strict=True):
-        assert torch.equal(a, b)
-    moved = collator([joined[index] for index in (5, 0, 3)])["pairs"]["teacher"]
-    assert torch.equal(moved["image_tokens"], cached["image_tokens"][[5, 0, 3]])
-
-
-def test_states_are_computed_once_for_these_rows(kept, monkeypatch):
-    asked, states = [], Teachers.states
-    monkeypatch.setattr(Teachers, "states", lambda *args: asked.append(1) or states(*args))
-    kept(make_rows(4))
-    undecoded = make_rows(4).cast_column("image", datasets.Image(decode=False))
-    kept(undecoded)
-    assert len(asked) == 1
-    kept(make_rows(4).map(lambda row: {"text": row["text"] + " more"}))
-    assert len(asked) == 2
-    with pytest.raises(ValueError, match="a length and an order to cache, got IterableDataset"):
-        kept(make_rows(4).to_iterable_dataset())
-
-
-def test_training_on_kept_states_is_training_on_the_teachers_which_stay(tiny_checkpoints, tmp_path):
+def test_teachers_train_a_student_and_stay(tiny_checkpoints, tmp_path):
     rows = make_rows(8).map(lambda row, i: {"text": TEXTS[i % 6]}, with_indices=True)
-    names = {"vision_teacher": tiny_checkpoints["dinov2"], "text_teacher": tiny_checkpoints["xlm_roberta"]}
-    weights = []
-    for folder in (None, str(tmp_path / "states")):
-        model, processor = student(tiny_checkpoints)
-        config = SolarStage1Config(
-            output_dir=str(tmp_path), optim="sgd", teacher_max_text_length=12, teacher_cache=folder,
-            **SETTINGS, **names,
-        )  # fmt: skip
-        trainer = SolarStage1Trainer(model, config, rows, rows, processing_class=processor)
-        teachers = [trainer.teacher.vision, *trainer.teacher.texts]
-        before = [{name: value.clone() for name, value in each.state_dict().items()} for each in teachers]
-        trainer.train()
-        assert trainer.state.log_history[0]["ld_loss"] > 0 and trainer.state.log_history[0]["gd_loss"] > 0
-        assert 0 <= trainer.evaluate()["eval_mean_hit_rate@1"] <= 1
-        for each, state in zip(teachers, before, strict=True):
-            torch.testing.assert_close(dict(each.state_dict()), state, rtol=0, atol=0)
-            assert not each.training and not any(p.requires_grad for p in each.parameters())
-        weights.append(model.state_dict())
-    for name, weight in weights[0].items():
-        assert torch.allclose(weight, weights[1][name], atol=1e-5), name
+    model, processor = student(tiny_checkpoints)
+    config = SolarStage1Config(
+        output_dir=str(tmp_path), vision_teacher=tiny_checkpoints["dinov2"],
+        text_teacher=tiny_checkpoints["xlm_roberta"], teacher_max_text_length=12, **SETTINGS,
+    )  # fmt: skip
+    trainer = SolarStage1Trainer(model, config, rows, rows, processing_class=processor)
+    teachers = [trainer.teacher.vision, *trainer.teacher.texts]
+    before = [{name: value.clone() for name, value in each.state_dict().items()} for each in teachers]
+    trainer.train()
+    assert trainer.state.log_history[0]["ld_loss"] > 0 and trainer.state.log_history[0]["gd_loss"] > 0
+    assert 0 <= trainer.evaluate()["eval_mean_hit_rate@1"] <= 1
+    for each, state in zip(teachers, before, strict=True):
+        torch.testing.assert_close(dict(each.state_dict()), state, rtol=0, atol=0)
+        assert not each.training and not any(p.requires_grad for p in each.parameters())

@@ -11,7 +11,7 @@ from conjoin.evaluation import best_ranks
 from conjoin.trainers.contrastive import ContrastiveConfig
 from conjoin.trainers.gradient_cache import total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_rows_of_one_text_or_group_are_right_answers_for_each_other(trainer):
     distinct = make_rows(6)
     changes = ({"text": "a"}, {"group": "g", "text": "a"}, {})
     same, grouped, unlike = (distinct.map(lambda row, change=change: change) for change in changes)
-    found = [trainer("contrastive", rows, rows).evaluate() for rows in (same, grouped, unlike)]
+    found = [hit_rates(trainer("contrastive", rows, rows)) for rows in (same, grouped, unlike)]
     assert found[0] == found[1]
     assert found[0]["eval_mean_hit_rate@1"] == 1 > found[2]["eval_mean_hit_rate@1"]
 
@@ -67,7 +67,7 @@ def test_rows_without_names_show_each_their_own(trainer):
     named = make_rows(7)
     nameless, ungrouped = named.remove_columns(["id", "group"]), named.map(lambda row: {"group": None})
     found = [
-        trainer("gcl", rows, rows, per_device_eval_batch_size=3).evaluate() for rows in (named, nameless, ungrouped)
+        hit_rates(trainer("gcl", rows, rows, per_device_eval_batch_size=3)) for rows in (named, nameless, ungrouped)
     ]
     assert found[1:] == found[:1] * 2
     with pytest.raises(ValueError, match=r"rows \[1\] have neither a group nor an id"):

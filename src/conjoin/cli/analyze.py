@@ -21,7 +21,6 @@ class Options(ColumnOptions, ImageOptions, DeviceOptions):
         out: Where analysis.json and analysis.html go.
         pairs: How many pairs, from the start.
         share: Name the smallest depth with this share of the whole model's R@k.
-        compressed: compress.json of `conjoin compress` for this model: also choose among its trained copies.
 
     Example:
         conjoin analyze Qwen/Qwen2-VL-2B-Instruct photos.csv --out runs/layers
@@ -32,13 +31,12 @@ class Options(ColumnOptions, ImageOptions, DeviceOptions):
     out: str = option(required=True)
     pairs: int = option(200, least=1)
     share: float = 0.95
-    compressed: str | None = None
 
 
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.devices import choose_device
-    from conjoin.evaluation import Results, render_report
+    from conjoin.evaluation import render_report
     from conjoin.trainers import load_trainable
     from conjoin.trainers.compress import analyse_mllm
 
@@ -51,7 +49,6 @@ def run(options: Options) -> None:
         processor,
         [{"image": row["image"], "text": row["text"]} for row in rows],
         share=options.share,
-        compressed=None if options.compressed is None else Results.load(options.compressed),
         show_progress=not options.quiet,
     )
     results.model |= {"name": options.model}

@@ -294,17 +294,15 @@ class QueryFormat(NamedTuple):
     Args:
         load: Takes `source`, `split`, `hard_negatives` and the options; returns rows for `RetrievalCollator`.
         options: Fields of the section `data` that only some formats have.
-        benchmark: Name of the benchmark that evaluates it, where evaluation during training cannot.
     """
 
     load: Callable[..., Any]
     options: tuple[str, ...] = ()
-    benchmark: str | None = None
 
 
 QUERY_FORMATS = {
     "nli": QueryFormat(load_nli, ("columns",)),
-    "mbeir": QueryFormat(MbeirTraining, ("datasets", "instructions"), benchmark="mbeir"),
+    "mbeir": QueryFormat(MbeirTraining, ("datasets", "instructions")),
     "merit": QueryFormat(MeritTraining, ("ood",)),
-    "mmeb": QueryFormat(MmebTraining, ("datasets",), benchmark="mmeb"),
+    "mmeb": QueryFormat(MmebTraining, ("datasets",)),
 }

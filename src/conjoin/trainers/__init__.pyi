@@ -14,10 +14,10 @@ from .features import (
     CachedFeatures as CachedFeatures,
     cache_features as cache_features,
     collate_features as collate_features,
+    precompute as precompute,
 )
 from .gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
 from .peft import add_adapters as add_adapters, load_adapted as load_adapted, merge_lora as merge_lora
-from .precompute import precompute as precompute
 from .puma import (
     PumaStage1Config as PumaStage1Config,
     PumaStage1Trainer as PumaStage1Trainer,

@@ -4,19 +4,19 @@ import logging
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import datasets
+import numpy as np
 import torch
 from huggingface_hub import HfApi
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import EvalPrediction, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import HubStrategy, PredictionOutput
+from transformers import PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
 from conjoin.data import EpochRows, PairCollator, PairStream
 from conjoin.devices import choose_bf16
@@ -296,24 +296,20 @@ class RetrievalTrainer(Trainer):
             data_collator = data_collator or own
         elif data_collator is None:
             raise ValueError("pass processing_class (the model's processor) or a data_collator")
-        for name in ("model_init", "compute_loss_func", "preprocess_logits_for_metrics"):
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"{name} has no effect here; expected a subclass with its own `embed` or `loss_terms`"
-                )
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError("compute_loss_func has no effect here; expected a subclass with its own `loss_terms`")
         uses_cache = args.gradient_cache_chunk_size or args.gradient_cache_chunk_tokens
         if uses_cache and type(self).compute_loss is not RetrievalTrainer.compute_loss:
             raise ValueError(
                 f"{type(self).__name__}.compute_loss would be skipped under the gradient cache; override "
                 "`loss_terms`, or set gradient_cache_chunk_size to 0"
             )
-        problem = None
-        if not self.sorts_rows:
-            problem = f"{type(self).__name__} needs rows in their order, with their padding"
-        elif getattr(processing_class, "text_padding", None) == "max_length":
-            problem = "the processor pads all texts to one length (text_padding='max_length')"
-        if problem is not None and args.gradient_cache_chunk_tokens:  # there padding has a meaning
-            raise ValueError(f"gradient_cache_chunk_tokens cannot be used: {problem}; set gradient_cache_chunk_size")
+        keeps_padding = not self.sorts_rows or getattr(processing_class, "text_padding", None) == "max_length"
+        if args.gradient_cache_chunk_tokens and keeps_padding:
+            raise ValueError(
+                f"gradient_cache_chunk_tokens sorts rows and drops padding, which {type(self).__name__} or the "
+                "processor (text_padding='max_length') needs; set gradient_cache_chunk_size"
+            )
         if peft_config is not None:
             add_adapters(encoder, peft_config)
         self._term_sums: dict[str, Tensor] = {}
@@ -334,6 +330,8 @@ class RetrievalTrainer(Trainer):
             train_dataset = cached(train_dataset, copies=args.feature_copies)
             eval_dataset = cached(eval_dataset, first_only=True)
         train_dataset = self.prepare_rows(train_dataset, args)
+        if args.dataloader_persistent_workers and isinstance(train_dataset, EpochRows | PairStream):
+            raise ValueError("workers start anew in every epoch of these rows; remove dataloader_persistent_workers")
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
             args=args,
@@ -404,6 +402,10 @@ class RetrievalTrainer(Trainer):
 
     def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
         """Return the training rows as the trainer reads them: with sampled negatives, a teacher's states ..."""
+        return rows
+
+    def prepare_evaluation_rows(self, rows: Any) -> Any:
+        """Return evaluation rows as the trainer reads them."""
         return rows
 
     def rename_columns(self, rows: Any) -> Any:
@@ -480,8 +482,6 @@ class RetrievalTrainer(Trainer):
         """
         if self.stream is not None:
             return self.stream.loader()
-        if self.args.dataloader_persistent_workers and self.epochs.followers:
-            raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
         step = self._train_batch_size * self.args.world_size
         if self.args.dataloader_drop_last and isinstance(self.train_dataset, Sized) and len(self.train_dataset) < step:
             raise ValueError(
@@ -525,7 +525,7 @@ class RetrievalTrainer(Trainer):
 
         def backward(loss: Tensor) -> None:
             losses.append(loss.detach() / self.current_gradient_accumulation_steps)
-            self.sharding.backward(loss / self.current_gradient_accumulation_steps)
+            self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
 
         terms = cached_backward(
             self.model,
@@ -533,12 +533,11 @@ class RetrievalTrainer(Trainer):
             self.args.gradient_cache_chunk_size,
             backward,
             self.accelerator.autocast,
-            self.sharding.chunk_backward,
             self.sharding.max_over_devices,
             self.args.gradient_cache_chunk_tokens,
         )
         self._record(terms)
-        if is_distributed() and not self.sharding.is_sharded and self.accelerator.sync_gradients:
+        if is_distributed() and not self.sharding.fsdp and self.accelerator.sync_gradients:
             average_gradients(self.model)
         return losses[0]
 
@@ -578,60 +577,70 @@ class RetrievalTrainer(Trainer):
 
     # Evaluation
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Measure hit rates in both directions over whole evaluation sets; ties count as misses.
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the batches of evaluation rows, with the last partial one.
 
-        Rows of one group, and rows of the same text, are right answers for one another.
-
-        Args:
-            eval_dataset: In place of the trainer's; its name, if the trainer has several; or a dictionary.
-            ignore_keys: Of no effect.
-            metric_key_prefix: Before the name of each metric; with several sets, before the name of the set.
-
-        Returns:
-            `{prefix}_{query}_to_{candidate}_hit_rate@{k}`, `{prefix}_mean_hit_rate@{k}`, and what `compute_metrics`
-            returns for an `EvalPrediction` of the embeddings by name and the labels of the rows.
+        Raises:
+            ValueError: The rows have no length.
         """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        if isinstance(dataset, Mapping):
-            metrics: dict[str, float] = {}
-            for name, rows in dataset.items():
-                metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
-            return metrics
-        _, metrics = self._measure(dataset, metric_key_prefix)
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def predict(
-        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-    ) -> PredictionOutput:
-        """Return the embeddings `{name: (N, D)}` of rows, their labels `(N,)` and the metrics of `evaluate`."""
-        found, metrics = self._measure(test_dataset, metric_key_prefix)
-        return PredictionOutput(found.predictions, found.label_ids, metrics)
-
-    def _measure(self, dataset: Any, prefix: str) -> tuple[EvalPrediction, dict[str, float]]:
-        if not isinstance(dataset, Dataset | datasets.Dataset):
-            raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(rows, str):
+            rows = self.eval_dataset[rows]  # type: ignore[index]
+        if not isinstance(rows, Dataset | datasets.Dataset):
+            raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(rows).__name__}")
         known = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
-        if not any(dataset is each for each in (*known, self.eval_dataset)):
-            dataset = self.rename_columns(dataset)
-        embeddings, labels = self._embed_dataset(dataset)
-        ranks = self._rank(embeddings, labels, dataset)
-        metrics: dict[str, float] = {}
+        if not any(rows is each for each in (*known, self.eval_dataset)):
+            rows = self.rename_columns(rows)
+        loader = DataLoader(
+            self.prepare_evaluation_rows(rows),
+            batch_size=self.args.eval_batch_size,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+        )
+        return self.accelerator.prepare(loader)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return the batches of the rows of `predict`."""
+        return self.get_eval_dataloader(test_dataset)
+
+    @torch.no_grad()
+    def prediction_step(  # type: ignore[override]
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[None, dict[str, Tensor], Tensor]:
+        """Return the embeddings `{name: (N, D)}` of a batch, and the ids of its rows `(N,)`, -1 without."""
+        inputs = self._prepare_inputs(inputs)
+        ids = inputs.pop("ids", None)
+        with self.accelerator.autocast():
+            embeddings = self.model.encode(**inputs)
+        first = next(iter(embeddings.values()))
+        return None, embeddings, first.new_full((len(first),), -1, dtype=torch.long) if ids is None else ids
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Embed a whole evaluation set, and measure hit rates in both directions; ties count as misses.
+
+        Rows of one group, and rows of the same text, are right answers for one another. The metrics are
+        `{prefix}_{query}_to_{candidate}_hit_rate@{k}`, `{prefix}_mean_hit_rate@{k}`, and what `compute_metrics`
+        returns for an `EvalPrediction` of the embeddings by name and the ids of the rows.
+        """
+        was_training = self.model.training
+        output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        self.model.train(was_training)
+        found, ids, metrics = (cast("Any", each) for each in output[:3])
+        embeddings = {name: torch.from_numpy(rows).to(self.args.device).float() for name, rows in found.items()}
+        labels = torch.from_numpy(np.where(ids < 0, -1 - np.arange(len(ids)), ids)).to(self.args.device)
+        ranks = self._rank(embeddings, labels, dataloader.dataset)
         for k in EVAL_KS:
             hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
-            metrics |= {f"{prefix}_{name}_hit_rate@{k}": hit_rate for name, hit_rate in hits.items()}
-            metrics[f"{prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
-        arrays: Any = {name: rows.cpu().numpy() for name, rows in embeddings.items()}
-        found = EvalPrediction(predictions=arrays, label_ids=labels.cpu().numpy())
-        own = {} if self.compute_metrics is None else self.compute_metrics(found)
-        metrics |= {name if name.startswith(prefix) else f"{prefix}_{name}": value for name, value in own.items()}
-        return found, metrics
+            metrics |= {f"{metric_key_prefix}_{name}_hit_rate@{k}": rate for name, rate in hits.items()}
+            metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
+        return output
 
     def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
         """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
@@ -641,32 +650,6 @@ class RetrievalTrainer(Trainer):
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
         same = None if texts is None else (texts, texts)
         return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}
-
-    @torch.no_grad()
-    def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the embeddings `{name: (N, D)}`, and labels `(N,)` equal for rows that show the same thing."""
-        was_training = self.model.training
-        self.model.eval()
-        loader = self.accelerator.prepare(
-            DataLoader(
-                dataset,
-                batch_size=self.args.eval_batch_size,
-                collate_fn=self.data_collator,
-                num_workers=self.args.dataloader_num_workers,
-            )
-        )
-        parts: dict[str, list[Tensor]] = defaultdict(list)
-        for batch in loader:
-            inputs = self._prepare_inputs(batch)
-            named = {"ids": inputs.pop("ids")} if "ids" in inputs else {}
-            with self.accelerator.autocast():
-                embedded = self.model.encode(**inputs)
-            for name, rows in self.accelerator.gather_for_metrics(embedded | named).items():
-                parts[name].append(rows)
-        self.model.train(was_training)
-        ids = torch.cat(parts.pop("ids")) if "ids" in parts else None
-        embeddings = {name: torch.cat(rows).float() for name, rows in parts.items()}
-        return embeddings, torch.arange(len(dataset)) if ids is None else ids
 
     # Saving
 

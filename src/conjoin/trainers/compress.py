@@ -3,7 +3,6 @@
 `analyse_mllm` shows beforehand what each layer contributes and costs (PUMA Fig. 3, 5 and 7).
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +16,6 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from conjoin.data import QueryTable
 from conjoin.devices import choose_device
 from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
@@ -27,7 +25,7 @@ from conjoin.models.shortcuts import attention_implementation, evaluation_mode, 
 from conjoin.progress import progress
 from conjoin.retrieval import ItemEncoder
 from conjoin.trainers.compress_options import CompressOptions
-from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
+from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
 ATTENDED = ("image", "text", "prompt", "readout")
 """Targets of the readout token's attention: image features, the item's text, other prompt tokens, itself."""
@@ -121,8 +119,6 @@ def compress(
     def measure(name: str, model: Any, reader: Any) -> None:
         key = f"{model.config.keep_layers}, {name}"
         measured[key] = measure_pairs(model, reader, held_out, options.batch_size, device)
-        if options.int8 and name in ("whole", "trained"):
-            measure("int8", in_8_bits(model), reader)
 
     nn.Module.to(model, device).eval().requires_grad_(False)
     measure("whole", model, processor)
@@ -132,44 +128,27 @@ def compress(
         torch.manual_seed(options.seed)
         # the vision tower and the tokens stay those of the teacher
         adapters = LoraConfig(r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules=LANGUAGE_LAYERS)
-        shared: dict[str, Any] = {
-            "output_dir": str(Path(out) / f"layers-{kept}"),
-            "per_device_train_batch_size": options.batch_size,
-            "gradient_cache_chunk_size": options.chunk_size,
-            "learning_rate": options.learning_rate,
-            "warmup_steps": 0.05,
-            "bf16": options.bf16,
-            "use_cpu": device.type == "cpu",
-            "save_strategy": "no",
-            "seed": options.seed,
-        }
-        weights = {"distill_weight": options.distill_weight, "contrastive_weight": 1 - options.distill_weight}
-        stage1 = PumaStage1Config(**shared | weights, max_steps=options.steps, kind="cosine")
-        trainer: Any = PumaStage1Trainer(student, stage1, rows, None, processor, teacher=model, peft_config=adapters)
+        config = PumaStage1Config(
+            str(Path(out) / f"layers-{kept}"),
+            max_steps=options.steps,
+            per_device_train_batch_size=options.batch_size,
+            gradient_cache_chunk_size=options.chunk_size,
+            learning_rate=options.learning_rate,
+            warmup_steps=0.05,
+            distill_weight=options.distill_weight,
+            contrastive_weight=1 - options.distill_weight,
+            kind="cosine",
+            bf16=str(options.bf16),
+            use_cpu=device.type == "cpu",
+            save_strategy="no",
+            seed=options.seed,
+        )
+        trainer = PumaStage1Trainer(student, config, rows, None, processor, teacher=model, peft_config=adapters)
         trainer.train()
-        if options.tune is not None:
-            stage2 = PumaStage2Config(**shared, max_steps=options.tune_steps)
-            trainer = PumaStage2Trainer(student, stage2, QueryTable(options.tune), None, processor)
-            trainer.train()
         trainer.save_model()
         trainer.accelerator.wait_for_everyone()  # every process loads what the main one has saved
-        measure("trained", *load_model(shared["output_dir"]))
+        measure("trained", *load_model(str(config.output_dir)))
     return _report(measured, options, split)
-
-
-def in_8_bits(model: MllmRetrieverModel) -> MllmRetrieverModel:
-    """Return a copy whose linear layers have weights in 8 bits, with a scale for each row.
-
-    Raises:
-        ImportError: torchao is not installed.
-    """
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-    except ImportError as error:
-        raise ImportError("weights in 8 bits need torchao; run: pip install torchao") from error
-    model = copy.deepcopy(model)
-    quantize_(model, Int8WeightOnlyConfig())
-    return model
 
 
 def measure_pairs(
@@ -182,15 +161,8 @@ def measure_pairs(
     vectors = {name: torch.as_tensor(encoder.encode(some)) for name, some in (items | {"both": list(pairs)}).items()}
     seconds = (time.perf_counter() - start) / (len(KINDS) * len(pairs))
     operations = float(depth_operations(model, processor, pairs[0])[-1])
-    stored = sum(_stored_bytes(weight) for weight in model.parameters())
+    stored = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return Measured(model.config.keep_layers, vectors, operations, stored, seconds)
-
-
-def _stored_bytes(weight: Tensor) -> int:
-    """Return the bytes of a weight; a quantised one consists of several tensors."""
-    if not hasattr(weight, "__tensor_flatten__"):
-        return weight.numel() * weight.element_size()
-    return sum(_stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
 
 
 def agreement(student: Measured, teacher: Measured) -> dict[str, float]:
@@ -222,14 +194,13 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
         drawn[name] |= {part: getattr(each, part) / getattr(whole, part) for part in PARTS}
 
     def line(kind: str, score: str) -> list[list[float]]:
-        ends = (f", {kind}",) if kind == "int8" else (f", {kind}", "whole")
+        ends = (f", {kind}", "whole")
         return sorted([each.layers, drawn[name][score]] for name, each in measured.items() if name.endswith(ends))
 
-    means = {kind: points for kind in ("trained", "untrained", "int8") if (points := line(kind, "mean"))}
+    means = {kind: line(kind, "mean") for kind in ("trained", "untrained")}
     mean = Curve(f"{last}, mean of both directions", means, "layers")
     alike = {score: line("trained", score) for score in next(iter(agreed.values()))}
     shares = {part: line("trained", part) for part in PARTS}
-    shares |= {"bytes, int8": line("int8", "bytes")} if options.int8 else {}
     return Results(
         title="Compression of a multimodal embedder",
         summary=f"Each depth was trained on {trained} pairs with the whole model as its teacher and measured on "
@@ -279,7 +250,6 @@ def analyse_mllm(
     batch_size: int = 8,
     attention_pairs: int = 16,
     share: float = 0.95,
-    compressed: Results | None = None,
     show_progress: bool = False,
 ) -> Results:
     """Report attention, retrieval, parameters and operations of an MLLM retriever at every depth.
@@ -291,12 +261,10 @@ def analyse_mllm(
         batch_size: Items per forward pass.
         attention_pairs: Number of first pairs to average attention over.
         share: Of the whole model's R@k, which the depth that the summary names must have.
-        compressed: What `compress` returned for the model: its curve joins the others, and its copies the summary.
         show_progress: Show progress bars.
 
     Raises:
-        ValueError: The model is not an MLLM retriever, there are fewer than two pairs, a pair lacks image or text, or
-            `share` is out of range, or `compressed` has no curve.
+        ValueError: The model is not an MLLM retriever, or `share` is out of range.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share={share}; expected more than 0 and at most 1")
@@ -304,13 +272,6 @@ def analyse_mllm(
         raise ValueError(f"only an MLLM retriever can be read at every layer, got {type(model).__name__}")
     if model.config.readout == "mean":
         raise ValueError("the mean of all tokens has no readout token whose attention could be shown")
-    if len(pairs) < 2:
-        raise ValueError(f"{len(pairs)} pairs are too few for retrieval; expected at least 2")
-    for index, pair in enumerate(pairs):
-        if pair.get("image") is None or pair.get("text") is None:
-            raise ValueError(f"every item must have an image and a text; item {index} lacks one")
-    if compressed is not None and not compressed.curves:
-        raise ValueError(f"the results {compressed.title!r} have no curve; expected those of `compress`")
     attention = readout_attention(model, processor, pairs[:attention_pairs])
 
     def read(key: str) -> Tensor:
@@ -324,7 +285,6 @@ def analyse_mllm(
     rates = {name: [row[f"{name}, {shown}"].value for row in hits.values()] for name in DIRECTIONS}
     means = [sum(values) / len(rates) for values in zip(*rates.values(), strict=True)]
     mean = _curve(f"{shown}, mean of both directions", {"untrained": means})
-    chosen = [mean] if compressed is None else [mean, compressed.curves[0]]
     samples = {"text": pairs[0]["text"], "image": pairs[0]["image"], "image + text": pairs[0]}
     operations = {name: depth_operations(model, processor, item) for name, item in samples.items()}
     parameters = depth_parameters(model)
@@ -337,8 +297,7 @@ def analyse_mllm(
         title=f"{len(hits)} layers of a multimodal language model",
         summary=f"Retrieval within {len(pairs)} pairs from the state after each layer, under the final norm, "
         "as if the model had been pruned there without training. What layers cost is counted, not timed, with the "
-        "vision tower and the table of tokens, for one item. "
-        + " ".join(depth_advice(curve, share) for curve in chosen),
+        f"vision tower and the table of tokens, for one item. {depth_advice(mean, share)}",
         seed=0,  # of the bootstrap
         model={"architecture": model.config.backbone_config.model_type, "readout": model.config.readout},
         dataset={"pairs": len(pairs), "pairs for attention": min(attention_pairs, len(pairs))},
@@ -350,7 +309,6 @@ def analyse_mllm(
         curves=[
             _curve("Attention of the readout token", lines, "layer"),
             _curve(f"{shown} by layers kept", rates),
-            *chosen[1:],
             _curve("Share of parameters", {"whole model": shares["parameters"]}),
             _curve("Share of operations", {name: shares[name] for name in operations}),
         ],

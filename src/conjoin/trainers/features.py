@@ -1,6 +1,7 @@
-"""The features of frozen towers, computed once, so that training on a CPU takes minutes instead of hours."""
+"""What frozen models say of rows, computed once and read while training; and the features of frozen towers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,49 @@ from conjoin.data import EpochRows, augment_image, name_rows
 from conjoin.data.row_images import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
-from conjoin.storage import name_ids, processor_digest, rows_digest, weights_digest
-from conjoin.trainers.precompute import precompute
+from conjoin.storage import name_ids, processor_digest, rows_digest, settings_digest, weights_digest
 
 MASKS = ("attention_mask", "special_tokens_mask")
 BATCH_SIZE = 64
 """Images for each forward of a tower."""
+
+
+def precompute(
+    rows: Any,
+    compute: Callable[[list[Any]], Mapping[str, Any]],
+    folder: str | Path,
+    *,
+    key: Mapping[str, Any],
+    features: datasets.Features,
+    batch_size: int = 32,
+    args: TrainingArguments | None = None,
+) -> datasets.Dataset:
+    """Return what `compute` says of each row, as torch tensors; from `folder`, where it was computed before.
+
+    Args:
+        rows: Rows with a length and an order.
+        compute: Maps some rows, in their order, to columns of NumPy arrays or lists, one entry for each row.
+        folder: Where the result is kept when it is complete, under a digest of `key`; another key has another file.
+        key: All that the result depends on, as JSON holds it: digests of weights, processor and rows, settings.
+        features: The columns: `List(Value("float32"), length=D)` for vectors, `Array2D((None, D), "float32")` ...
+        batch_size: Rows for each call.
+        args: Of a trainer with several processes: the main one computes, the others wait.
+    """
+    digest = settings_digest(dict(key))[:40]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    alone = nullcontext() if args is None else args.main_process_first(local=False, desc="precomputing")
+    with alone:
+        computed = datasets.Dataset.from_dict({"row": list(range(len(rows)))}).map(
+            lambda batch: dict(compute([rows[index] for index in batch["row"]])),
+            batched=True,
+            batch_size=batch_size,
+            remove_columns=["row"],
+            features=features,
+            cache_file_name=str(Path(folder) / f"{digest}.arrow"),
+            new_fingerprint=digest,
+            desc=f"Precomputing in {Path(folder).name}",
+        )
+    return computed.with_format("torch")
 
 
 class CachedFeatures(EpochRows):
@@ -129,29 +167,18 @@ def cache_features(
     places = {text: place for place, text in enumerate(words)}
     text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
     inputs = processor(text=words).to(encoder.device)  # at once, so that all have one length
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(0)  # one for all rows, in their order
 
     def changed(image: Any, name: str) -> Any:
         return map_images(lambda one: augment_image(load_image(one, name), random), image)
 
-    def drawn() -> Iterator[tuple[int, list[list[Any]], list[str]]]:
-        """Yield the first row of each batch, its images copy by copy, and the names of its rows.
-
-        New augmentations with the same seed give the same images, if all are read in this order.
-        """
-        for start in range(0, len(rows), BATCH_SIZE):
-            chosen = [rows[index] for index in range(start, min(start + BATCH_SIZE, len(rows)))]
-            names = [str(row.get("id", index)) for index, row in enumerate(chosen, start)]
-            images = [row["image"] for row in chosen]
-            yield start, [images, *([*map(changed, images, names)] for _ in range(copies - 1))], names
-
-    batches = drawn()
-
     @torch.inference_mode()
     def of_images(chosen: list[int]) -> dict[str, Any]:
-        # those of finished shards are drawn again, for their random numbers
-        images, names = next((images, names) for start, images, names in batches if start == chosen[0])
-        features = [_image_features(encoder, processor, copy, names, dtype) for copy in images]
+        some = [rows[index] for index in chosen]
+        names = [str(row.get("id", index)) for index, row in zip(chosen, some, strict=True)]
+        images = [row["image"] for row in some]
+        versions = [images, *([*map(changed, images, names)] for _ in range(copies - 1))]
+        features = [_image_features(encoder, processor, version, names, dtype) for version in versions]
         return {"image_features": torch.stack(features, 1).numpy()}
 
     @torch.inference_mode()

@@ -91,9 +91,6 @@ def cached_backward(
     chunk_size: int,
     backward: Callable[[Tensor], None],
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    chunk_backward: Callable[[list[Tensor], list[Tensor], bool], None] = lambda rows, gradients, _: (
-        torch.autograd.backward(rows, gradients)
-    ),
     max_over_devices: Callable[[int], int] = lambda count: count,
     chunk_tokens: int = 0,
 ) -> dict[str, Tensor]:
@@ -106,7 +103,6 @@ def cached_backward(
         backward: Receives the total loss, scales it like the trainer, and runs backward.
         autocast: Creates a fresh mixed-precision context for each pass: a pass must not reuse weights that an earlier
             pass cast without a graph.
-        chunk_backward: Runs the backward pass of the rows of a chunk, with their gradients; the flag marks the last.
         max_over_devices: Returns the number of chunks to embed, given those of this device. With sharded weights, all
             devices embed equally many: after its last chunk a device embeds it again, with a gradient of zero.
         chunk_tokens: Most tokens of a chunk, its padding included; see `split_rows`. 0 for no such limit.
@@ -150,7 +146,7 @@ def cached_backward(
                 kept.append(rows)
                 row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
                 gradients.append(row_gradient if number <= count else torch.zeros_like(rows))
-        chunk_backward(kept, gradients, number == len(chunks))
+        torch.autograd.backward(kept, gradients)
     step.replay = None
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,10 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.hub import load_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.storage import write_text
 
 ADAPTER_FILE = "adapter_config.json"
 BASE_CLASS = "AutoModelForImageTextToText"
 """The class whose names of layers the saved adapters have, as vLLM wants them."""
-CARD = """\
----
-library_name: peft
-base_model: {base}
----
-`peft.AutoPeftModel.from_pretrained(FOLDER)` loads these adapters with their base. `peft.PeftModel.from_pretrained`
-needs the base as `transformers.{kind}`; on `AutoModel` it warns of missing keys and adapts nothing.
-"""
 
 
 def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
@@ -188,13 +178,14 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
 
     Raises:
         FileNotFoundError: The folder contains no adapters.
+        RuntimeError: A weight has another shape.
         ValueError: The base is unknown or not a model of this package, or the adapters do not fit it.
     """
     folder = Path(folder)
     if not (folder / ADAPTER_FILE).is_file():
         raise FileNotFoundError(
             f"no {ADAPTER_FILE} in {str(folder)!r}: expected a folder that peft wrote; "
-            "for the checkpoint of a training run give its recipe, --recipe"
+            "the checkpoint of a training run is resumed, --resume"
         )
     named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if base is None and not (named and Path(named).is_dir()):
@@ -203,24 +194,15 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
         )
     base = base or named
     model, processor = load_model(base)
-    try:
-        adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
-        report: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
-    except (RuntimeError, ValueError) as error:  # wrong sizes or missing layers
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise ValueError(f"the adapters in {str(folder)!r} are not for {base!r}: {reason}") from error
-    missing = [name for name in report.missing_keys if "lora_" in name]
-    refuse_other_weights(folder, base, [*missing, *report.unexpected_keys])
-    return adapted.merge_and_unload(), processor
-
-
-def refuse_other_weights(folder: str | Path, base: str, names: Iterable[str]) -> None:
-    """Raise a ValueError if there are names of weights of a folder that do not fit a model."""
-    if names := sorted(names):
+    adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+    report: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
+    wrong = [name for name in report.missing_keys if "lora_" in name] + report.unexpected_keys
+    if wrong:
         raise ValueError(
-            f"the weights in {str(folder)!r} do not fit {base!r}: {len(names)} are missing, left over or of another "
-            f"shape, such as {names[0]!r}"
+            f"the adapters in {str(folder)!r} do not fit {base!r}: {len(wrong)} weights are missing or left over, "
+            f"such as {wrong[0]!r}"
         )
+    return adapted.merge_and_unload(), processor
 
 
 def save_adapter(model: MllmRetrieverModel, folder: str | Path, base: str) -> None:
@@ -228,7 +210,7 @@ def save_adapter(model: MllmRetrieverModel, folder: str | Path, base: str) -> No
 
     `AutoPeftModel.from_pretrained(folder)` loads both; PEFT loads them on `AutoModelForImageTextToText`, and
     sentence-transformers on the same base. vLLM knows the layers by the names of this class alone, and passes over
-    others. On `AutoModel`, whose layers have other names, PEFT warns of missing keys; the card in the folder says so.
+    others. On `AutoModel`, whose layers have other names, PEFT warns of missing keys and adapts nothing.
 
     Args:
         model: The embedder with adapters, with all its layers.
@@ -252,4 +234,3 @@ def save_adapter(model: MllmRetrieverModel, folder: str | Path, base: str) -> No
     prefix, own = "base_model.model.model.language_model.", "language_model."
     tensors = {prefix + name.partition(own)[2]: value.contiguous().cpu() for name, value in weights.items()}
     save_file(tensors, Path(folder) / "adapter_model.safetensors", {"format": "pt"})
-    write_text(Path(folder) / "README.md", CARD.format(base=base, kind=BASE_CLASS))

@@ -1,6 +1,5 @@
 """PUMA: trains a layer-pruned MLLM retriever, first by self-distillation, then with the MAC loss."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -18,7 +17,7 @@ from conjoin.losses import mac, mac_hard_temperature, self_distillation
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
 from conjoin.storage import processor_digest, text_digest, weights_digest
-from conjoin.trainers.precompute import precompute
+from conjoin.trainers.features import precompute
 from conjoin.trainers.queries import QueryCandidateConfig, QueryCandidateTrainer, gather_candidates, query_info_nce
 
 TAUGHT = ("queries", "positives")
@@ -147,8 +146,6 @@ class PumaStage1Trainer(QueryCandidateTrainer):
             states = {part: teacher(whole)(**batch[part].to(self.args.device)).pooler_output for part in TAUGHT}
             return {part: values.float().cpu().numpy() for part, values in states.items()}
 
-        if name is not None and os.path.isdir(name):
-            name = os.path.realpath(name)
         key = {
             "teacher": name if whole is None else weights_digest(whole),
             "readout": [config.readout, config.position_mode, str(self.encoder.dtype)],

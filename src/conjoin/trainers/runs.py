@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
@@ -15,8 +14,7 @@ from typing import Any
 import datasets
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
-from transformers import PreTrainedModel, ProcessorMixin, TrainerCallback
+from transformers import TrainerCallback
 
 import conjoin
 from conjoin.data import SkippedFile, without_problems
@@ -25,10 +23,9 @@ from conjoin.losses.gather import is_distributed
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import locked, make_folder, write_text
 from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
-from conjoin.trainers.peft import add_adapters, merge_lora, refuse_other_weights, save_adapter
+from conjoin.trainers.peft import save_adapter
 from conjoin.trainers.recipe import TRAINERS, Recipe, check_folder
 
-CHECKPOINT_FILE = "model.safetensors"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTICE = b"\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop without it\n"
 
@@ -37,7 +34,7 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
     """Load the model and the rows of a recipe, and make its trainer.
 
     Raises:
-        ValueError: A part does not fit another, or evaluation has no rows.
+        ValueError: A part does not fit another.
     """
     module, prefix = TRAINERS[recipe.trainer]
     is_query = recipe.data.has_queries and recipe.trainer == "contrastive"
@@ -45,11 +42,6 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
     torch.manual_seed(recipe.training.seed)
     model, processor = recipe.model.load()
     rows, evaluation = recipe.data.load()
-    if evaluation is None and recipe.training.eval_strategy != "no":
-        raise ValueError(
-            "eval_strategy asks for evaluation, but there are no evaluation rows: name them by "
-            "--dataset_test_split or --dataset_test_name, or pass --eval_strategy no"
-        )
     folder = Path(str(recipe.training.output_dir))
     if recipe.training.should_save and not recipe.training.resume_from_checkpoint:
         remove_skipped(folder)
@@ -70,35 +62,6 @@ def train(recipe: Recipe) -> RetrievalTrainer:
     trainer = build_trainer(recipe)
     run(trainer)
     return trainer
-
-
-def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """Load the model and processor of a training checkpoint, and merge the adapters.
-
-    Args:
-        folder: A `checkpoint-N` folder.
-        recipe: The recipe of the run.
-
-    Raises:
-        FileNotFoundError: The folder contains no weights.
-        ValueError: The weights do not fit the recipe's model.
-    """
-    path = Path(folder) / CHECKPOINT_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"no {CHECKPOINT_FILE} in {str(folder)!r}; expected a checkpoint-N of a training run")
-    model, processor = recipe.model.load()
-    adapters = recipe.model.peft_config()
-    if adapters is not None:
-        add_adapters(model, adapters)
-    stored = {
-        name.removeprefix("encoder."): tensor
-        for name, tensor in load_file(path).items()
-        if name.startswith("encoder.")
-    }
-    found, expected = ({(name, value.shape) for name, value in each.items()} for each in (stored, model.state_dict()))
-    refuse_other_weights(folder, "the recipe's model", {name for name, _ in found ^ expected})
-    model.load_state_dict(stored, strict=False)  # skips the scales of 4-bit layers, which are not reloaded
-    return merge_lora(model), processor
 
 
 def run(trainer: RetrievalTrainer) -> None:
@@ -123,8 +86,7 @@ def run(trainer: RetrievalTrainer) -> None:
                     shutil.rmtree(path)
         interruption = Interruption()
         trainer.add_callback(interruption)
-        is_main = threading.current_thread() is threading.main_thread()  # another thread cannot take signals
-        former = {number: signal.signal(number, interruption.request) for number in SIGNALS if is_main}
+        former = {number: signal.signal(number, interruption.request) for number in SIGNALS}
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
@@ -144,7 +106,7 @@ def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
     """Save the adapters of an embedder with all its layers for PEFT, unless they are sharded over devices."""
     processor, recipe = trainer.processing_class, trainer.args.recipe
     is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
-    adapted = "peft_config" in vars(trainer.encoder) and not trainer.sharding.is_sharded
+    adapted = "peft_config" in vars(trainer.encoder) and not trainer.sharding.fsdp
     base = recipe.get("model_name_or_path")
     if is_embedder and adapted and base and "keep_layers" not in (recipe["model_init_kwargs"] or {}):
         save_adapter(trainer.encoder, folder, base)
@@ -184,21 +146,14 @@ class Interruption(TrainerCallback):
 
     def request(self, number: int, frame: Any) -> None:
         """Handle a signal."""
-        if os.getpid() != self._process:  # a worker of the data loader, which inherits the handlers
-            if number == signal.SIGTERM:
-                os._exit(128 + number)
-            return  # Ctrl-C reaches workers too; the step still needs their rows
+        if os.getpid() != self._process:  # Ctrl-C reaches the workers of the data loader, too
+            return
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
         os.write(2, NOTICE)  # a handler may not use buffered streams
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save within an epoch; at its last step wait for the epoch's evaluation, which no resumed run repeats."""
-        if not float(state.epoch or 0).is_integer():
-            self.on_epoch_end(args, state, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save, if a signal reached any process."""
         requested = torch.tensor(float(self._requested))
         if is_distributed():

@@ -1,4 +1,4 @@
-"""Training with weights that are sharded over the devices by FSDP2 or DeepSpeed ZeRO, as the launch file says."""
+"""Training with weights that are sharded over the devices by FSDP2, as the launch file says."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedType
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
@@ -24,7 +24,7 @@ ENCODER = "encoder."
 
 
 class Sharding(TrainerCallback):
-    """What differs in a trainer if the launch file chose FSDP or DeepSpeed; without them it changes nothing.
+    """What differs in a trainer if the launch file chose FSDP; without it it changes nothing.
 
     Args:
         accelerator: Of the trainer.
@@ -32,18 +32,18 @@ class Sharding(TrainerCallback):
 
     Attributes:
         fsdp: Whether the launch file chose FSDP.
-        deepspeed: Whether it chose DeepSpeed.
 
     Raises:
-        ValueError: The launch file chose the first version of FSDP.
+        ValueError: The launch file chose DeepSpeed, or the first version of FSDP.
     """
 
     def __init__(self, accelerator: Accelerator, step: "Step") -> None:
         self.accelerator, self.step = accelerator, step
         self.fsdp = accelerator.distributed_type == DistributedType.FSDP
-        self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            raise ValueError("DeepSpeed is not supported; shard the state of training by FSDP2 (accelerate/fsdp.yaml)")
         # shortcuts depend on the batch; devices that share weights must run the same layers
-        use_shortcuts(step.encoder, enabled=not self.is_sharded)
+        use_shortcuts(step.encoder, enabled=not self.fsdp)
         if not self.fsdp:
             return
         plugin: Any = accelerator.state.fsdp_plugin
@@ -55,11 +55,6 @@ class Sharding(TrainerCallback):
         if plugin.mixed_precision_policy is not None:  # gradients are summed in float32
             dtype = plugin.mixed_precision_policy.param_dtype
             plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP or DeepSpeed owns the weights and averages the gradients."""
-        return self.fsdp or self.deepspeed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let FSDP gather the weights for all of `FORWARDS`, and expect layers that only some devices run."""
@@ -82,33 +77,9 @@ class Sharding(TrainerCallback):
         """Return the precision of a forward: accelerate sets that of FSDP2 for the weights alone."""
         return self.accelerator.autocast() if self.fsdp else nullcontext()
 
-    def backward(self, loss: Tensor) -> None:
-        """Run backward of the loss in a step of the gradient cache; the gradients of its chunks follow."""
-        if self.deepspeed:
-            self._engine_backward(loss, is_last=False)
-        else:
-            self.accelerator.backward(loss)
-
-    def chunk_backward(self, rows: list[Tensor], gradients: list[Tensor], is_last: bool) -> None:
-        """Run backward of the rows of a chunk with their gradients, in a step of the gradient cache."""
-        if self.deepspeed:
-            products = [(row * gradient).float().sum() for row, gradient in zip(rows, gradients, strict=True)]
-            self._engine_backward(torch.stack(products).sum(), is_last)
-        else:
-            torch.autograd.backward(rows, gradients)
-
-    def _engine_backward(self, loss: Tensor, is_last: bool) -> None:
-        """Run backward by DeepSpeed, and its step after the last one of an optimiser step."""
-        engine: Any = self.accelerator.deepspeed_engine_wrapped.engine
-        is_boundary = is_last and self.accelerator.sync_gradients
-        engine.set_gradient_accumulation_boundary(is_boundary=is_boundary)
-        engine.backward(loss, scale_wrt_gas=False)
-        if is_boundary:
-            engine.step()
-
     def max_over_devices(self, count: int) -> int:
         """Return the largest `count` of all devices if the weights are sharded, else `count`."""
-        if not self.is_sharded:
+        if not self.fsdp:
             return count
         largest = torch.tensor(count, device=self.accelerator.device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -119,17 +90,14 @@ class Sharding(TrainerCallback):
 
         All processes must call this. On the others the result is incomplete.
         """
-        if not self.is_sharded:
+        if not self.fsdp:
             return self.step.state_dict()
-        model: nn.Module = self.step
-        if self.deepspeed:
-            model = self.accelerator.deepspeed_engine_wrapped.engine
-        state = self.accelerator.get_state_dict(model)
+        state = self.accelerator.get_state_dict(self.step)
         return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
 
     def encoder_weights(self) -> dict[str, Tensor] | None:
         """Gather the weights of the encoder, with its LoRA adapters merged; None if they are not sharded."""
-        if not self.is_sharded:
+        if not self.fsdp:
             return None
         state = self.weights()
         if not self.accelerator.is_main_process:

@@ -11,12 +11,12 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conjoin.constants import SOLAR_HEADS
-from conjoin.data import EpochRows, augment_image, load_training_pairs
+from conjoin.data import EpochRows, augment_image
 from conjoin.data.row_images import map_images
 from conjoin.data.training_rows import has_order
 from conjoin.losses import (
@@ -32,7 +32,6 @@ from conjoin.losses import (
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.processing import load_image
 from conjoin.retrieval import load_mined
-from conjoin.storage import atomic_path
 from conjoin.trainers.base import RetrievalTrainer, TemperatureConfig
 from conjoin.trainers.features import CachedFeatures
 from conjoin.trainers.solar_masks import (
@@ -49,7 +48,7 @@ from conjoin.trainers.solar_masks import (
     separation,
     window_scores,
 )
-from conjoin.trainers.solar_teachers import TeacherCollator, Teachers, precompute_states, tower_targets
+from conjoin.trainers.solar_teachers import TeacherCollator, Teachers, tower_targets
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +188,6 @@ class SolarStage1Config(SolarConfig):
         text_global_teacher: Of a text model with the same tokens, for states of whole texts (BGE-m3); None for
             `text_teacher`.
         teacher_max_text_length: Maximum text length of the text teacher in tokens; None for its tokenizer's limit.
-        teacher_cache: A folder: the teachers' states of all rows are computed before training, and kept there. None
-            runs the teachers beside the student.
 
     Raises:
         ValueError: As `SolarConfig`, or one of two teachers is missing.
@@ -211,7 +208,6 @@ class SolarStage1Config(SolarConfig):
     text_teacher: str | None = field(default=None)
     text_global_teacher: str | None = field(default=None)
     teacher_max_text_length: int | None = field(default=None)
-    teacher_cache: str | None = field(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,7 +225,7 @@ class SolarStage1Trainer(SolarTrainer):
 
     The towers run once. Their tokens give the local scores, the scores give the thresholds, and these give the masks
     for a second pass of the vision-language encoder. Score statistics and distillation terms are computed over the
-    rows embedded together: the device's batch, or a chunk of the gradient cache. With the gradient cache, live
+    rows embedded together: the device's batch, or a chunk of the gradient cache. With the gradient cache,
     teachers run once and their states of all rows stay on the device, about 1 MB a row at the paper's size.
 
     The log contains every term, rho, the thresholds, the share of tokens above them, the share of rows without any,
@@ -247,14 +243,13 @@ class SolarStage1Trainer(SolarTrainer):
         kwargs: As for `RetrievalTrainer`: `peft_config`, `columns`, `data_collator` ...
 
     Raises:
-        ValueError: There is no teacher and a tower is trained, or states are to be kept and there are no `Teachers`.
+        ValueError: There is no teacher and a tower is trained.
     """
 
     config_class = SolarStage1Config
 
     def __init__(self, *args: Any, teacher: Any = None, **kwargs: Any) -> None:
         self.teacher: Any = teacher
-        self.teacher_collator: Any = None
         super().__init__(*args, **kwargs)
 
     def make_collator(self, processor: Any, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
@@ -264,16 +259,7 @@ class SolarStage1Trainer(SolarTrainer):
             self.teacher = Teachers.from_pretrained(*names, max_text_length=args.teacher_max_text_length)
         if not isinstance(self.teacher, Teachers):
             return super().make_collator(processor, model, args)
-        self.teacher_collator = TeacherCollator(processor, model.config.vision_config.patch_size, self.teacher)
-        return self.teacher_collator
-
-    def prepare_rows(self, rows: Any, args: Any) -> Any:
-        """Return the rows, with the states of the teachers if they are to be kept."""
-        if args.teacher_cache is None or rows is None:
-            return rows
-        if self.teacher_collator is None:
-            raise ValueError("teacher_cache needs teachers: set vision_teacher and text_teacher")
-        return precompute_states(self.teacher, self.teacher_collator, rows, args.teacher_cache, args)
+        return TeacherCollator(processor, model.config.vision_config.patch_size, self.teacher)
 
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
         """Return the parts of `SolarTrainer`; without teachers, the towers must be frozen."""
@@ -301,9 +287,7 @@ class SolarStage1Trainer(SolarTrainer):
             with torch.no_grad():
                 if self.teacher is None:
                     targets = tower_targets(output)
-                elif {"pixel_values", "input_ids"}.isdisjoint(teacher_inputs):
-                    targets = self.teacher(teacher_inputs, output)
-                else:  # a live teacher runs once for each row, which the gradient cache keeps
+                else:  # a teacher runs once for each row, which the gradient cache keeps
                     targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
         if self.args.ld_weight:
             known = tokens.text_mask & targets.text_mask
@@ -380,8 +364,7 @@ class SolarStage1Trainer(SolarTrainer):
                 folder, prefix = Path(str(output_dir or self.args.output_dir)), "loss."
                 parts = {name: value.contiguous() for name, value in weights.items() if name.startswith(prefix)}
                 folder.mkdir(parents=True, exist_ok=True)
-                with atomic_path(folder / SOLAR_HEADS) as path:
-                    path.write_bytes(save({name.removeprefix(prefix): value for name, value in parts.items()}))
+                save_file({name.removeprefix(prefix): part for name, part in parts.items()}, folder / SOLAR_HEADS)
         super().save_model(output_dir, _internal_call=_internal_call)
 
 
@@ -395,7 +378,6 @@ class SolarStage2Config(SolarConfig):
         constructed_negatives: Use three negatives (CN): image difference, text difference, or intersections masked.
         segments: Mask image segments instead of single patches.
         mined: Output folder of `conjoin mine` for the training rows.
-        mined_source: The pairs that negatives were mined from; None for the training rows.
         mined_per_anchor: Mined negatives sampled per anchor and step; 0 for none.
         mask_source: `"frozen"` takes scores and thresholds from the model at the start of this stage, `"online"` from
             the model being trained.
@@ -418,7 +400,6 @@ class SolarStage2Config(SolarConfig):
     constructed_negatives: bool = field(default=True)
     segments: bool = field(default=True)
     mined: str | None = field(default=None)
-    mined_source: str | None = field(default=None)
     mined_per_anchor: int = field(default=2)
     mask_source: Literal["frozen", "online"] = field(default="frozen")
     mask_level: Literal["feature", "input"] = field(default="feature")
@@ -445,10 +426,9 @@ class SolarStage2Rows(EpochRows):
         augment: Makes the image of the augmented version, from an image and a random generator; `CachedFeatures` take
             another stored copy. None for rows without one.
         seed: Seed of the sampling.
-        candidates: The pairs, with an `id`, that the negatives were mined from; None for `rows`.
 
     Raises:
-        ValueError: A row has no mined negatives. On reading a row: one of its negatives is not in the candidates.
+        ValueError: A row has no mined negatives. On reading a row: one of its negatives is not in the rows.
     """
 
     def __init__(
@@ -458,20 +438,15 @@ class SolarStage2Rows(EpochRows):
         per_anchor: int = 2,
         augment: Callable[[Image.Image, np.random.Generator], Image.Image] | None = None,
         seed: int = 0,
-        candidates: datasets.Dataset | None = None,
     ) -> None:
         super().__init__(rows, seed)
         if isinstance(mined, datasets.Dataset):
             mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined, self.per_anchor, self.augment = mined, per_anchor, augment
-        self.candidates = rows if candidates is None else candidates
         self.ids, self._indices = [], {}
         if mined is not None:
-            self.ids, names = (
-                [str(name) for name in (each.source if isinstance(each, CachedFeatures) else each)["id"]]
-                for each in (rows, self.candidates)
-            )
-            self._indices = {name: index for index, name in enumerate(names)}
+            self.ids = [str(name) for name in (rows.source if isinstance(rows, CachedFeatures) else rows)["id"]]
+            self._indices = {name: index for index, name in enumerate(self.ids)}
             without = next((name for name in self.ids if name not in mined), None)
             if without is not None:
                 raise ValueError(f"nothing was mined for the row {without!r}: the mined negatives are of other rows")
@@ -484,10 +459,10 @@ class SolarStage2Rows(EpochRows):
             for place in torch.randperm(len(names), generator=generator)[: self.per_anchor].tolist():
                 if names[place] not in self._indices:
                     raise ValueError(
-                        f"row {index} ({self.ids[index]!r}): its mined negative {names[place]!r} is not in the data "
-                        "that negatives are sampled from; name that in mined_source"
+                        f"row {index} ({self.ids[index]!r}): its mined negative {names[place]!r} is not in the "
+                        "training rows; mine in these"
                     )
-                row["mined"].append(self.candidates[self._indices[names[place]]])
+                row["mined"].append(self.rows[self._indices[names[place]]])
             drawn, missing = len(row["mined"]), self.per_anchor - len(row["mined"])
             row["mined"] += [anchor] * missing
             row["exists"] = [True] * drawn + [False] * missing
@@ -562,7 +537,7 @@ class SolarStage2Trainer(SolarTrainer):
             raise ValueError(
                 "mined negatives and augmented positives need rows in order: set dataset_streaming to false"
             )
-        mined = candidates = None
+        mined = None
         if args.mined_per_anchor:
             if args.mined is None:
                 raise ValueError(
@@ -570,10 +545,7 @@ class SolarStage2Trainer(SolarTrainer):
                     "mined_per_anchor to 0 to train without mined negatives"
                 )
             mined = load_mined(args.mined)
-            if args.mined_source is not None:
-                names: Any = {f"{role}_column": self._columns.get(role) for role in ("image", "text", "id")}
-                candidates = load_training_pairs(args.mined_source, **names)
-        return SolarStage2Rows(rows, mined, args.mined_per_anchor, augment, args.seed, candidates)
+        return SolarStage2Rows(rows, mined, args.mined_per_anchor, augment, args.seed)
 
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
         """Return the parts of `SolarTrainer` and the temperature of Eq. 5; those of stage 1 where there are some."""

@@ -6,10 +6,8 @@ inputs in the data-loader workers; its forward runs on the device of the batch.
 
 import inspect
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
-import datasets
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -21,20 +19,14 @@ from transformers import (
     BatchEncoding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainingArguments,
 )
 
 from conjoin.data import PairCollator
-from conjoin.data.training_rows import JoinedRows
 from conjoin.hub import loading
 from conjoin.models.joint_encoder import JointEncoderOutput
 from conjoin.processing import ImageTextProcessor, load_image
 from conjoin.processing.item_inputs import item_names
 from conjoin.processing.texts import cut_text, text_limit, without_special_words
-from conjoin.storage import rows_digest, settings_digest, tokenizer_digest, weights_digest
-from conjoin.trainers.precompute import precompute
-
-STATES = ("image_tokens", "image_global", "text_tokens", "text_global")
 
 
 class TeacherTargets(NamedTuple):
@@ -121,15 +113,13 @@ class Teachers:
         Raises:
             ValueError: The batch has no teacher inputs.
         """
-        image, image_global, words, text_global = (state.float() for state in self.states(teacher_inputs).values())
+        image, image_global, words, text_global = (state.float() for state in self.states(teacher_inputs))
         tokens, known = align_tokens(words, teacher_inputs["text_spans"], teacher_inputs["student_spans"])
         return TeacherTargets(image, image_global, tokens, text_global, known & cast(Tensor, output.text_token_mask))
 
     @torch.no_grad()
-    def states(self, teacher_inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the `STATES` of a batch; those that it already contains, precomputed, are returned unchanged."""
-        if teacher_inputs.keys() >= {*STATES}:
-            return {name: teacher_inputs[name] for name in STATES}
+    def states(self, teacher_inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the states of the patches, the images, the teacher's own text tokens and the texts of a batch."""
         if "pixel_values" not in teacher_inputs:
             raise ValueError("the batch has no teacher inputs: collate images by TeacherCollator (feature_copies=0)")
         pixels, ids, mask = (teacher_inputs[name] for name in ("pixel_values", "input_ids", "attention_mask"))
@@ -145,14 +135,13 @@ class Teachers:
         num_prefix = images.shape[1] - height * width  # CLS and register tokens
         pooled = images[:, 0] if num_prefix else output.pooler_output
         words = texts[0].masked_fill(mask[..., None] == 0, 0.0)
-        return dict(zip(STATES, (images[:, num_prefix:], pooled, words, texts[-1][:, 0]), strict=True))
+        return images[:, num_prefix:], pooled, words, texts[-1][:, 0]
 
 
 class TeacherCollator:
     """Collates rows of pairs into the student's batch, with the teachers' inputs as `teacher` in the part `pairs`.
 
-    Dimension 0 of every tensor is the row. The collator holds no model, so data-loader workers can use it. Rows with
-    precomputed states in `teacher` need no teacher inputs.
+    Dimension 0 of every tensor is the row. The collator holds no model, so data-loader workers can use it.
 
     Args:
         processor: The student's processor.
@@ -184,65 +173,16 @@ class TeacherCollator:
         length, padding = processor.max_text_length, processor.text_padding
         _, student_spans = tokenize_with_spans(processor.tokenizer, texts, length, padding)
         encoded, text_spans = tokenize_with_spans(self.tokenizer, texts, self.max_length, padding_side="right")
-        batch["pairs"]["teacher"] = {"student_spans": student_spans, "text_spans": text_spans}
-        if "teacher" in rows[0]:
-            batch["pairs"]["teacher"] |= {
-                name: nn.utils.rnn.pad_sequence([row["teacher"][name] for row in rows], batch_first=True)
-                for name in STATES
-            }
-        else:
-            images = [load_image(row["image"], name) for row, name in zip(rows, names, strict=True)]
-            pixels = [self.image_processor(images=[each], return_tensors="pt")["pixel_values"] for each in images]
-            height, width = (side * self.teacher_patch_size for side in self.grid)
-            batch["pairs"]["teacher"] |= {name: encoded[name] for name in ("input_ids", "attention_mask")}
-            batch["pairs"]["teacher"]["pixel_values"] = torch.cat(pixels)[..., :height, :width].contiguous()
+        images = [load_image(row["image"], name) for row, name in zip(rows, names, strict=True)]
+        pixels = [self.image_processor(images=[each], return_tensors="pt")["pixel_values"] for each in images]
+        height, width = (side * self.teacher_patch_size for side in self.grid)
+        batch["pairs"]["teacher"] = {
+            "student_spans": student_spans,
+            "text_spans": text_spans,
+            "pixel_values": torch.cat(pixels)[..., :height, :width].contiguous(),
+            **{name: encoded[name] for name in ("input_ids", "attention_mask")},
+        }
         return batch
-
-
-def precompute_states(
-    teachers: Teachers, collator: TeacherCollator, rows: Any, folder: str | Path, args: TrainingArguments
-) -> JoinedRows:
-    """Return rows with the teachers' states as the field `teacher`, computed once and read from `folder` afterwards.
-
-    They equal the live states of the same batch bit by bit; between batches of other rows, rounding may differ. The
-    text teacher's tokens are stored as they are, and aligned to the student's while training.
-
-    Args:
-        teachers: The teachers.
-        collator: Prepares their inputs; for a student of the same grid.
-        rows: Pairs with a length and an order, which are never changed at random.
-        folder: Where the states are kept, under a digest of teachers, grid and rows.
-        args: Of the trainer.
-    """
-
-    def compute(batch: list[Any]) -> dict[str, Any]:
-        inputs = {name: value.to(args.device) for name, value in collator(batch)["pairs"]["teacher"].items()}
-        states = {name: value.cpu().numpy() for name, value in teachers.states(inputs).items()}
-        counts = inputs["attention_mask"].sum(1).tolist()
-        words = [row[:count] for row, count in zip(states["text_tokens"], counts, strict=True)]
-        return states | {"text_tokens": words}
-
-    image, text, whole = (
-        model.config.get_text_config().hidden_size
-        for model in (teachers.vision, teachers.texts[0], teachers.texts[-1])
-    )
-    features = datasets.Features(
-        image_tokens=datasets.Array2D((collator.grid[0] * collator.grid[1], image), "float32"),
-        image_global=datasets.List(datasets.Value("float32"), length=image),
-        text_tokens=datasets.Array2D((None, text), "float32"),
-        text_global=datasets.List(datasets.Value("float32"), length=whole),
-    )
-    key = {
-        "teachers": [weights_digest(model) for model in (teachers.vision, *teachers.texts)],
-        "tokens": [tokenizer_digest(teachers.tokenizer), teachers.max_text_length],
-        "grid": [
-            settings_digest(collator.image_processor.to_dict()),
-            collator.patch_size,
-            collator.teacher_patch_size,
-        ],
-        "rows": rows_digest(rows),
-    }
-    return JoinedRows(rows, precompute(rows, compute, folder, key=key, features=features, args=args))
 
 
 def matching_image_processor(student: Any, teacher: Any, teacher_patch_size: int, patch_size: int) -> Any:

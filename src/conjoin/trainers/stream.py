@@ -19,14 +19,9 @@ class StreamTraining:
     Args:
         trainer: The trainer; its configuration gives the batch size, the workers and the seed.
         stream: The training rows.
-
-    Raises:
-        ValueError: Workers are persistent.
     """
 
     def __init__(self, trainer: "RetrievalTrainer", stream: PairStream) -> None:
-        if trainer.args.dataloader_persistent_workers:
-            raise ValueError("a stream starts its own workers; remove dataloader_persistent_workers")
         self.trainer, self.rows = trainer, stream
         self.rank, self.processes = trainer.args.process_index, trainer.args.world_size
         self.name = f"stream-{self.rank}.json"
