@@ -134,13 +134,6 @@ def run_server(
     import uvicorn
 
     class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-            print_line(f"listening at {url}")
-            if host not in LOCAL and is_open:
-                print_line("anybody who can reach this machine can use it: there are no passwords")
-
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             late = threading.Timer(grace, on_late)
             late.start()
@@ -156,6 +149,9 @@ def run_server(
     )
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").addFilter(_is_failure)
+    print_line(f"listening at http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}")
+    if host not in LOCAL and is_open:
+        print_line("anybody who can reach this machine can use it: there are no passwords")
     with sock:
         Server(config).run(sockets=[sock])
 
