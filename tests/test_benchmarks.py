@@ -99,10 +99,15 @@ def test_search_is_compared_and_its_growth_is_drawn(tmp_path, run):
 
 def test_every_section_of_the_gpu_benchmark_runs_at_toy_size(tmp_path, run, capsys):
     found = tmp_path / "found.json"
-    run("gpu.py", "--toy", "--json", found)
+    run("gpu.py", "--toy", "--sections", "kernel", "--json", found)
     content = json.loads(found.read_text())
     assert content["setup"].keys() >= {"device", "date", "torch", "transformers", "sentence-transformers"}
-    rows = {name: part["rows"] for name, part in content.items() if name != "setup" and part["problem"] is None}
+    assert content["kernel"]["problem"] is None and "## kernel\n" in capsys.readouterr().out
+    losses = [(row["pairs"], row["way"], row["loss"]) for row in content["kernel"]["rows"]]
+    assert [loss[:2] for loss in losses] == [(16, "kernel"), (16, "naive"), (64, "kernel"), (64, "naive")]
+    assert [loss[2] for loss in losses[::2]] == pytest.approx([loss[2] for loss in losses[1::2]], rel=1e-5)
+    script = importlib.import_module("gpu")
+    rows = {name: list(section(script.Toy, "cpu")) for name, (section, _) in script.SECTIONS.items()}
     assert [(row["layers"], row["items"]) for row in rows["forward"]] == [
         *((4, "text"), (4, "image"), (2, "text"), (2, "image"))
     ]
@@ -110,11 +115,6 @@ def test_every_section_of_the_gpu_benchmark_runs_at_toy_size(tmp_path, run, caps
     assert {row["way"] for row in rows["search"]} == {"exact_search", "torch"}
     assert min(row["ms"] for part in rows.values() for row in part) > 0
     assert min(row[name] for row in rows["forward"] + rows["train"] for name in ("per_second", "tflops")) > 0
-    losses = [(row["pairs"], row["way"], row["loss"]) for row in rows["kernel"]]
-    assert [loss[:2] for loss in losses] == [(16, "kernel"), (16, "naive"), (64, "kernel"), (64, "naive")]
-    assert [loss[2] for loss in losses[::2]] == pytest.approx([loss[2] for loss in losses[1::2]], rel=1e-5)
-    shown = capsys.readouterr().out
-    assert all(f"## {name}\n" in shown for name in ("forward", "train", "kernel", "encode", "search"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the sections run where there is a GPU")
