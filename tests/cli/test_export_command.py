@@ -58,7 +58,7 @@ def test_a_second_export_into_one_folder_is_refused(saved, tmp_path, capsys):
     assert load_model(tmp_path / "out")[1].prompts == {"query": "Find it.", "document": "Read it."}
 
 
-def test_the_readout_of_a_joint_encoder(tiny_checkpoints, tmp_path, capsys):
+def test_the_readout_of_a_joint_encoder(tiny_checkpoints, tmp_path):
     clip = tiny_checkpoints["clip"]
     model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2, vl_init="normal")
     fused = export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "fused")

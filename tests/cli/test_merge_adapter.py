@@ -88,7 +88,7 @@ def test_a_base_that_moved_is_given(base, tmp_path, capsys):
     torch.testing.assert_close(embed(merged, tmp_path / "merged"), expected, rtol=0, atol=1e-5)
 
 
-def test_adapters_of_another_model_are_refused(mllm, base, mllm_checkpoints, tmp_path, capsys):
+def test_adapters_of_another_model_are_refused(mllm, base, tmp_path, capsys):
     adapt(base, tmp_path / "adapters")
     other = MllmRetrieverModel.from_mllm(mllm, 3)
     export(other, MllmRetrieverProcessor.from_mllm(mllm), tmp_path / "deeper")

@@ -170,7 +170,7 @@ def test_weights_of_the_parts_of_a_query(built, data, search):
             scores("--weight", wrong)
 
 
-def test_products_with_several_pictures(data, shop, tmp_path, encode, search, capsys, monkeypatch):
+def test_products_with_several_pictures(data, shop, tmp_path, encode, search, monkeypatch):
     table = [f"{colour},{data}/{colour}.png,{'bright' if 'l' in colour else 'dark'}" for colour in COLOURS]
     (tmp_path / "table.csv").write_text("\n".join(["id,image,product", *table]))
     monkeypatch.setenv("CONJOIN_ROOTS", "")
@@ -308,7 +308,7 @@ class TestErrors:
         ):
             conjoin("search", recorded(tmp_path / "gone"), "--text", "a")
 
-    def test_nothing_is_fetched_on_the_word_of_a_collection(self, recorded, tmp_path):
+    def test_nothing_is_fetched_on_the_word_of_a_collection(self, recorded):
         with pytest.raises(ValueError, match="is not on this machine: pass --model someone/model"):
             conjoin("search", recorded("someone/model"), "--text", "a")
 

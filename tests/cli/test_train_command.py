@@ -135,7 +135,7 @@ def test_a_signal_saves_a_checkpoint_that_resumes(recipe, tmp_path, capsys, monk
     assert logs[0][:-1] == logs[1][:-1]  # the last has the mean loss of the process
 
 
-def test_a_second_ctrl_c_stops_at_once(recipe, tmp_path, capsys, monkeypatch):
+def test_a_second_ctrl_c_stops_at_once(recipe, tmp_path, monkeypatch):
     def interrupted(self, *arguments):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)

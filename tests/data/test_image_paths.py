@@ -78,7 +78,7 @@ def test_a_folder_of_captions(folder):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_saved_dataset_names_files_inside_its_folder(folder, outside, streaming, tmp_path):
+def test_a_saved_dataset_names_files_inside_its_folder(folder, outside, streaming):
     for name, count in (("inner/own.png", 1), (str(outside), 0)):
         rows = datasets.Dataset.from_dict({"image": [name], "text": ["a"]})
         rows.save_to_disk(folder)

@@ -110,7 +110,7 @@ def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_pat
     assert (found.image, found.only, found.id, found.keep) == ("pic", "image", "n", [])
 
 
-def test_a_folder_of_pictures(shop, own_export, capsys):
+def test_a_folder_of_pictures(shop, own_export):
     (folder,) = {path.parent for path in Path.cwd().rglob("*.png")}
     found = find_products(str(folder))
     assert (found.image, found.id, found.only, found.keep) == ("file_name", "id", "image", [])

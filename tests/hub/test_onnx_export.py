@@ -189,7 +189,7 @@ def test_a_folder_holds_one_model(copied, exported, batches):
     assert type(load_encoder(copied).model) is ScoreFusionModel
 
 
-def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch, capsys):
+def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch):
     model, processor = exported("score_fusion")[0].model, exported("score_fusion")[0].processor
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="precision='int4'; expected one of"):

@@ -209,7 +209,7 @@ def test_special_tokens_can_be_words(retriever, tmp_path):
     assert np.abs(found - embed(model, processor, texts)).max() <= 1e-5
 
 
-def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, mllm_checkpoints, tmp_path):
+def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, tmp_path):
     out = tmp_path / "stock"
     with pytest.raises(
         ValueError, match="a stock 'qwen2_vl' gives pictures three-dimensional positions, so other vectors"

@@ -199,7 +199,7 @@ def test_the_mask_of_padding_is_the_callers_choice(tiny_checkpoints):
         assert config.text_attends_padding == expected
 
 
-def test_unsuitable_towers_and_texts_without_masks(folders, tiny_checkpoints, built):
+def test_unsuitable_towers_and_texts_without_masks(folders, built):
     build = JointEncoderModel.from_backbones
     with pytest.raises(ValueError, match="has no vision tower: its BertConfig has no 'patch_size'"):
         build(folders[1], folders[1])

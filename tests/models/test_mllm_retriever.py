@@ -105,7 +105,7 @@ def test_only_the_readout_position_is_normed(retriever):
 
 
 class TestRet:
-    def test_the_vocabulary_never_grows(self, mllm_checkpoints, tmp_path, retriever):
+    def test_the_vocabulary_never_grows(self, tmp_path, retriever):
         model, _ = retriever("qwen2_vl", KEEP)
         assert model.config.ret_token_id == 262 and model.get_input_embeddings().num_embeddings == 300
         save_mllm("qwen2_vl", tmp_path, vocab_size=262)  # no spare row
@@ -114,7 +114,7 @@ class TestRet:
         assert model.config.ret_token_id == 262 == model.get_input_embeddings().num_embeddings
         assert embed(model, processor(["a", "bc"])).isfinite().all()
 
-    def test_it_starts_as_the_mean_or_as_what_was_trained(self, mllm_checkpoints, retriever, tmp_path):
+    def test_it_starts_as_the_mean_or_as_what_was_trained(self, mllm_checkpoints, retriever):
         folder, full = mllm_checkpoints("llava")
         table = full.get_input_embeddings().weight
         model, _ = retriever("llava", KEEP)
@@ -122,7 +122,7 @@ class TestRet:
         known = MllmRetrieverModel.from_mllm(folder, KEEP, ret_token="<image>")
         assert torch.equal(known.ret_embedding, table[258])
 
-    def test_it_must_be_in_every_prompt(self, retriever, messages):
+    def test_it_must_be_in_every_prompt(self, retriever):
         model, processor = retriever("qwen2_vl", KEEP)
         batch = processor(["a", "b"])
         batch["input_ids"][1] = 5

@@ -13,7 +13,7 @@ QWENS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_product_is_the_convolution(bias, monkeypatch):
+def test_product_is_the_convolution(bias):
     torch.manual_seed(0)
     plain = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4), bias=bias)
     module = nn.Sequential(copy.deepcopy(plain))

@@ -78,7 +78,7 @@ def test_a_concatenation_is_bounded():
     assert concatenate_images([tall, tall]).height == 2048
 
 
-def test_a_model_that_crops_sees_all_of_a_concatenation(tiny_checkpoints):
+def test_a_model_that_crops_sees_all_of_a_concatenation():
     from transformers import CLIPImageProcessorPil
 
     cropping = CLIPImageProcessorPil(

@@ -139,7 +139,7 @@ def test_siglip_pads_nothing_on_request(tiny_checkpoints):
         assert processor.apply_chat_template(conversation, processor_kwargs=options)["input_ids"].shape == (1, length)
 
 
-def test_empty_texts(processor, tiny_checkpoints, pictures, tmp_path):
+def test_empty_texts(processor, pictures, tmp_path):
     processor.save_pretrained(tmp_path)
     embeds = ImageTextProcessor.from_pretrained(tmp_path, empty_text="embed")
     batch = embeds(["a", "", pictures[0], {"text": " ", "image": pictures[1]}])

@@ -109,7 +109,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_url_is_fetched_unless_allowed(form, server, monkeypatch):
+def test_no_url_is_fetched_unless_allowed(form, server):
     item = FORMS[form](f"{server}/clear.png")
     with pytest.raises(ValueError, match=r"item 0.*URLs are not fetched unless you allow it: pass --allow-urls"):
         parse_items([item])

@@ -210,7 +210,7 @@ class TestWords:
         collection, _ = worded
         assert len(collection.search(QUERIES[:1], 5, text=text).ids[0]) == 5
 
-    def test_new_texts_are_found(self, worded, tmp_path):
+    def test_new_texts_are_found(self, tmp_path):
         vectors = clustered(6, WIDTH)
         encode_collection(lookup_rows(3), lookup_encoder(vectors), tmp_path)
         rows = lookup_rows(6)
@@ -236,7 +236,7 @@ def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
 
 
 class TestRows:
-    def test_vectors_and_rows_in_any_order(self, folder, monkeypatch):
+    def test_vectors_and_rows_in_any_order(self, folder):
         collection = Collection.open(folder)
         np.testing.assert_array_equal(collection.vectors(), VECTORS)
         places = [1999, 0, 3, 3, 1234]

@@ -84,7 +84,7 @@ def test_without_a_query_rows_that_fulfil_the_filter_are_shown(page, searcher):
     assert ids(grouped.search(asked(k=6))[0][0]) == ["id-red", "id-green"]
 
 
-def test_one_result_of_each_group(page, searcher):
+def test_one_result_of_each_group(searcher):
     grouped = SearchPage([searcher], LIMITS, group_by="kind")
     every = [(hit.id, hit.row["kind"]) for hit in searcher.search(["a thing"], 6, text="a thing")[0]]
     best = [next(id_ for id_, kind in every if kind == each) for each in dict.fromkeys(kind for _, kind in every)]

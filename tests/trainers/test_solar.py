@@ -260,7 +260,7 @@ def test_stage_2_trains_the_fused_embedding_whatever_the_readout(tiny_checkpoint
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_windows_can_score_in_place_of_global_tokens(tiny_checkpoints, tmp_path, stage, monkeypatch):
+def test_windows_can_score_in_place_of_global_tokens(tiny_checkpoints, tmp_path, stage):
     trainer, batch = make_stage(stage, tiny_checkpoints, tmp_path, scores="windows")
     move_to(trainer, 1.0)
     with torch.no_grad():

@@ -130,7 +130,7 @@ def test_queries_search_a_whole_gallery(pairs, tmp_path):
     assert results.metrics("text → image")["mrr@10"].value == pytest.approx((1 / ranks).mean())
 
 
-def test_texts_that_differ_in_case_or_spacing_are_one(pairs, tmp_path):
+def test_texts_that_differ_in_case_or_spacing_are_one(pairs):
     again = pairs.map(lambda row: {"text": {"7": "A  Blank", "2": "GREEN"}.get(row["id"], row["text"])})
     to_image, _, to_item = pairs_cells(PairsOptions(data=again))
     assert len(to_image.qrels) == 8
