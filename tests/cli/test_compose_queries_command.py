@@ -59,7 +59,7 @@ def test_a_collection_ranks_positives(path, collection, tmp_path):
         ("--filters non_omission --visual colour", "--visual colour: no such attribute; there are family, color"),
         ("--samplers cold_start=1", "the sampler cold_start needs a vision-language model"),
         ("--samplers uniform=1", "expected some of conventional"),
-        ("--samplers conventional", "argument --samplers: expected NAME=NUMBER, got 'conventional'"),
+        ("--samplers conventional", "argument --samplers: invalid name_equals_number value: 'conventional'"),
         ("--queries 0", "queries=0; expected at least 1"),
     ],
 )

@@ -222,8 +222,9 @@ def test_the_default_model(tmp_path, monkeypatch):
     assert choose_model(str(tmp_path / "out"), "mine") == ("mine", "as asked for")
 
 
-def test_prices_are_no_ids(shop):
-    assert find_products(shop({"title": ["a lamp", "a chair", "a vase"], "price": ["1", "2", "3"]})).id == ""
+def test_what_is_no_id_is_said(shop):
+    found = find_products(shop({"title": ["a lamp", "a chair", "a vase"], "price": ["1", "2", "3"], "sku": [*"aab"]}))
+    assert found.id == "" and "  ids         row numbers, as sku has 2 values in 3 rows" in found.lines
 
 
 def test_a_few_repeated_ids_and_prices_that_are_none(shop):

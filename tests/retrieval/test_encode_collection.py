@@ -438,7 +438,7 @@ class TestErrors:
         (tmp_path / "empty").mkdir()
         messages = {
             "other": "is not empty and no collection: it has 'notes.txt'; choose a new folder",
-            "file": "is a file; choose a folder for the collection",
+            "file": "is a file; `conjoin start .*` makes a collection",
         }
         for name, message in messages.items():
             for use in (Collection.open, encode):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from conjoin.cli.options import ColumnOptions, ImageOptions, name_and_weight, option, pick
+from conjoin.cli.options import ColumnOptions, ImageOptions, name_equals_number, option, pick
 
 
 @dataclass(kw_only=True)
@@ -49,8 +49,8 @@ class Options(ColumnOptions, ImageOptions):
     max_positive_share: float = 0.05
     hard_negatives: int = 8
     seed: int = 0
-    samplers: list[tuple[str, float]] = option([], type=name_and_weight, metavar="NAME=W")
-    conditions: list[tuple[str, float]] = option([], type=name_and_weight, metavar="N=W")
+    samplers: list[tuple[str, float]] = option([], type=name_equals_number, metavar="NAME=W")
+    conditions: list[tuple[str, float]] = option([], type=name_equals_number, metavar="N=W")
     languages: list[str] = field(default_factory=list)
     templates: list[str] = field(default_factory=list)
     collection: str | None = None

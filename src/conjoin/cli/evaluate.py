@@ -1,7 +1,7 @@
 """`conjoin evaluate`: a model on a benchmark."""
 
-import argparse
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -43,14 +43,14 @@ def options_of(words: Sequence[str]) -> type[Any]:
     Raises:
         ValueError: There is no such benchmark.
     """
-    finder = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    finder.add_argument("--benchmark", nargs="?")
-    name = finder.parse_known_args(words)[0].benchmark
+    name = re.search(r"--benchmark[ =](\w+)", " ".join(words))
     if name is None:
         return Options
     from conjoin.evaluation import find_task
 
-    return dataclass(kw_only=True)(type("Options", (Options, find_task(name).options), {"__doc__": Options.__doc__}))
+    return dataclass(kw_only=True)(
+        type("Options", (Options, find_task(name[1]).options), {"__doc__": Options.__doc__})
+    )
 
 
 def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from conjoin.cli.options import ColumnOptions, DeviceOptions, ImageOptions, option
+from conjoin.cli.options import ColumnOptions, DeviceOptions, ImageOptions, option, pick
 
 
 @dataclass(kw_only=True)
@@ -50,13 +50,12 @@ def run(options: Options) -> None:
     loaded, processor = load_model(options.model, revision=options.revision)
     model: Any = loaded.to(device)  # type: ignore[arg-type]
     explanation = explain_pair(model, processor, options.image, plain_text(options.image, options.text))
-    thresholds: dict[str, float] = {}
+    taus: dict[str, Any] = {}
     if options.data is not None:
         rows: Any = options.load_rows(options.data)
         chosen = rows.select(range(min(options.pairs, len(rows))))
         pairs = [row_item({"image": row["image"], "text": row["text"]}) for row in chosen]
-        thresholds = fit_thresholds(model, processor, pairs)
-    given = {"image": options.image_threshold, "text": options.text_threshold}
-    thresholds |= {name: value for name, value in given.items() if value is not None}
-    taus: dict[str, Any] = {f"{name}_threshold": value for name, value in thresholds.items()}
+        taus = {f"{part}_threshold": value for part, value in fit_thresholds(model, processor, pairs).items()}
+    given = pick(options, "image_threshold", "text_threshold")
+    taus |= {name: value for name, value in given.items() if value is not None}
     print(f"wrote {render_explanation(explanation, options.out, **taus)}")

@@ -1,8 +1,6 @@
 """`conjoin mteb`: a model on tasks of MTEB."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from conjoin.cli.options import ComputeOptions, option
@@ -20,8 +18,6 @@ class Options(ComputeOptions):
         tasks: Names of tasks.
         benchmark: A benchmark of MTEB: all of its tasks.
         out: Results folder.
-        instructions: File: instructions by name or type of task (default: those of MTEB).
-        no_instructions: Give no instructions.
 
     Example:
         conjoin mteb runs/model --benchmark "ViDoRe(v2)" --out runs/mteb
@@ -31,8 +27,6 @@ class Options(ComputeOptions):
     tasks: list[str] = field(default_factory=list)
     benchmark: str | None = None
     out: str = option(required=True)
-    instructions: str | None = None
-    no_instructions: bool = False
 
 
 def run(options: Options) -> None:
@@ -51,12 +45,7 @@ def run(options: Options) -> None:
             tasks = mteb.get_tasks(tasks=options.tasks)
     except KeyError as error:
         raise ValueError(f"MTEB has no {options.benchmark or ' '.join(options.tasks)!r}: {error.args[0]}") from error
-    path = options.instructions
-    instructions = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(instructions, dict | None):
-        raise ValueError(f"{path!r}: expected an object: instructions by name of task")
-    encoder = load_encoder(options.model, **options.encoder_options())
-    model: Any = MtebModel(encoder, instructions, use_instructions=not options.no_instructions)
+    model: Any = MtebModel(load_encoder(options.model, **options.encoder_options()))
     results = mteb.evaluate(
         model,
         tasks,

@@ -122,13 +122,10 @@ def remedy(word: str, known: Iterable[str], prog: str) -> str:
     return f"did you mean {near[0]}?" if near else f"see {prog} --help"
 
 
-def name_and_weight(word: str) -> tuple[str, float]:
-    """Read `NAME=NUMBER`."""
+def name_equals_number(word: str) -> tuple[str, float]:
+    """Read `NAME=NUMBER`; argparse names this function where a word is something else."""
     name, _, number = word.partition("=")
-    try:
-        return name, float(number)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, got {word!r}") from error
+    return name, float(number)
 
 
 @dataclass(kw_only=True)
@@ -206,7 +203,7 @@ class RankingOptions:
         min_score: Do not show rows with a score below; `conjoin evaluate --benchmark pairs` suggests one.
     """
 
-    weight: list[tuple[str, float]] = option([], type=name_and_weight, metavar="PART=W")
+    weight: list[tuple[str, float]] = option([], type=name_equals_number, metavar="PART=W")
     group_by: str | None = None
     min_score: float | None = None
 

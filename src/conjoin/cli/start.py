@@ -5,7 +5,6 @@ import shlex
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from conjoin.cli.options import ImageOptions
 
@@ -32,8 +31,6 @@ class Options(ImageOptions):
         keep: Columns for filters and results, in place of those that are guessed; price:number and
             price:decimal-comma as for `conjoin encode`.
         encoding: Of a CSV file, such as cp1250 (default: UTF-8, else Windows-1252).
-        pooling: Of a bare checkpoint, as for `conjoin encode`.
-        preset: Of an MLLM, as for `conjoin encode`.
 
     Example:
         conjoin start catalogue.csv --no-app
@@ -49,8 +46,6 @@ class Options(ImageOptions):
     id_column: str | None = None
     keep: list[str] = field(default_factory=list)
     encoding: str | None = None
-    pooling: Literal["mean", "cls", "last"] | None = None
-    preset: str | None = None
 
 
 def run(options: Options) -> None:
@@ -72,8 +67,7 @@ def run(options: Options) -> None:
     out = options.out or f"runs/{name}"
     model, reason = choose_model(out, options.model)
     print(f"Model: {model}, {reason}.", ABOUT.get(model, ""))
-    loading = {"--encoding": options.encoding, "--pooling": options.pooling, "--preset": options.preset}
-    encode, app = start_commands(options.table, products, out, model, loading)
+    encode, app = start_commands(options.table, products, out, model, options.encoding)
     print(f"\n1/2  {shlex.join(['conjoin', *encode])}", flush=True)
     run_command(encode)
     app += [] if options.port is None else ["--port", str(options.port)]

@@ -134,13 +134,16 @@ def find_products(
     described = {name.partition(":")[0]: line for name, line in (numbers | choices).items()}
     others = [name for name in (*unkept, *described, *columns.free) if name not in plain]
     shown = [f"{name} ({columns.example(name)!r:.40})" for name in others]
+    values = {name: len({*dataset[name][:]}) for name in matching(_IDS, dataset.column_names)}
+    repeats = [f"{name} has {count:,} values in {len(dataset):,} rows" for name, count in values.items()]
+    why = ", ".join(repeats) or "no column has a value of its own in each row"
     lines = [
         f"{len(dataset):,} rows"
         + (f", {len(problems):,} of which cannot be used and are skipped" if problems else ""),
         *(f"  skipped     {len(some):,}, such as {some[0]}" for some in by_reason.values()),
         f"  pictures    {image or 'none'}",
         f"  titles      {', '.join(texts) or 'none'}",
-        f"  ids         {id_ or 'row numbers, as no column has a value of its own in each row'}",
+        f"  ids         {id_ or f'row numbers, as {why}'}",
         *([f"  products    {group}: the app shows one row of each"] if group else []),
         *(line for name, line in described.items() if name in plain),
         *([f"  not kept    {', '.join(shown)}"] if shown else []),

@@ -1,9 +1,7 @@
 """`conjoin start`: from a table of products to the search app, by commands that each stand alone."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from conjoin.constants import SAMPLE_MODEL
@@ -70,7 +68,7 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
 
 
 def start_commands(
-    table: str, products: "Products", out: str, model: str, loading: Mapping[str, str | None] = MappingProxyType({})
+    table: str, products: "Products", out: str, model: str, encoding: str | None = None
 ) -> list[list[str]]:
     """The commands that encode a table and open the app, as words behind `conjoin`.
 
@@ -79,14 +77,14 @@ def start_commands(
         products: What it holds.
         out: The collection.
         model: Its name.
-        loading: Options of `encode` that the table or the model needs, by flag.
+        encoding: Of the table, if it is a CSV file.
     """
     from conjoin.data.row_images import ALLOW_ROOTS
     from conjoin.processing.urls import ALLOW_URLS
 
     encode = ["encode", model, table, "--out", out]
     for option, value in (
-        *loading.items(),
+        ("--encoding", encoding),
         ("--image-column", products.image),
         ("--text-column", products.texts or None),
         ("--id-column", products.id),

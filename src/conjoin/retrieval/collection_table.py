@@ -348,7 +348,7 @@ def check_place(folder: Path) -> None:
         ValueError: The message names what it holds.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is a file; choose a folder for the collection")
+        raise ValueError(f"{str(folder)!r} is a file; `conjoin start {folder.name}` makes a collection of a table")
     if not folder.is_dir() or (folder / "data").is_dir():
         return
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
