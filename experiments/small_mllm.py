@@ -37,7 +37,7 @@ from conjoin.evaluation import best_ranks
 from conjoin.losses import gather_rows, symmetric_info_nce
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.processing_mllm import retriever_template
+from conjoin.processing.from_mllm import retriever_template
 
 SIZE, POOLED = 98, 2
 PICTURE_TOKENS = 1 + POOLED**2

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import datasets
 import numpy as np
@@ -185,9 +184,9 @@ def hub():
 
 
 @pytest.fixture
-def warnings(caplog, monkeypatch):
-    """What the library's logger warns of, as text; no text was cut before."""
-    monkeypatch.setattr("conjoin.processing.texts._cut_texts", WeakKeyDictionary())
+def warnings(caplog):
+    """What the library's logger warns of, as text; it warned of nothing before."""
+    library_logging.warning_once.cache_clear()
     library_logging.enable_propagation()
     with caplog.at_level(logging.WARNING):
         yield lambda: caplog.text

@@ -16,7 +16,6 @@ from transformers import AutoModel, AutoModelForImageTextToText
 
 from conjoin.hub import export_stock, load_embedder, load_model, save_model
 from conjoin.hub.embedder import PRESETS
-from conjoin.processing import ItemError
 from conjoin.retrieval import load_encoder
 from tiny_embedders import DEFAULT, INSTRUCTION, save_embedder, stock_processor
 from tiny_mllms import save_mllm
@@ -181,14 +180,6 @@ def test_gme_is_saved_with_its_code(pictures, tmp_path):
     assert np.array_equal(embed(*load_model(tmp_path / "saved"), items), embed(model, processor, items))
     with pytest.raises(ValueError, match="gives pictures three-dimensional positions, so other vectors"):
         export_stock(model, processor, tmp_path / "stock")
-
-
-def test_an_item_without_a_prompt_is_named(tmp_path):
-    save_mllm("qwen2_vl", tmp_path)
-    _, processor = load_embedder(tmp_path, preset="vlm2vec", processor={"empty_text": "embed"})
-    with pytest.raises(ItemError, match="item 1: the prompt is empty"):
-        processor(["a", ""])
-    assert processor(["", "a"], instruction="Find it.")["attention_mask"].sum(1).tolist() == [8, 10]
 
 
 def test_instructions_of_qwen3_vl_embedding_end_in_punctuation(tmp_path):

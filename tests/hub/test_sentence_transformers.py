@@ -51,19 +51,6 @@ def test_a_missing_picture_is_a_missing_part(name, exports, pictures):
         encoder.encode([rows[0], {"image": None, "text": None}])
 
 
-@pytest.mark.parametrize("name", ["token_fusion", "mllm_retriever"])
-def test_empty_texts_on_request(name, exports, pictures):
-    folder, model, _ = exports(name)
-    rows = ["a box", "", {"image": pictures[0], "text": ""}, {"image": None, "text": " "}]
-    with pytest.raises(ValueError, match=r"item \d: .*(neither text nor image|text is empty)"):
-        load(folder).encode(rows)
-    found = load(folder, processor_kwargs={"empty_text": "embed"}).encode(rows)
-    processor = type(exports(name)[2]).from_pretrained(folder, empty_text="embed")
-    assert np.abs(found - vectors(model, processor, rows)).max() <= 1e-5
-    assert np.abs(found[2] - vectors(model, processor, [pictures[0]])).max() <= 1e-5
-    assert np.abs(found[1] - found[3]).max() <= 1e-5 and np.abs(found[0] - found[1]).max() > 1e-3
-
-
 def test_the_gradient_cache_of_the_library(exports, pictures):
     """Chunks of a batch give the gradients of the whole batch, wherever pictures are."""
     encoder = load(exports("mllm_retriever")[0]).train()

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.processing.input_types import INPUT_TYPES, apply_input_type, count_images
+from conjoin.processing.input_types import INPUT_TYPES, apply_input_type
 from conjoin.processing.item_images import concatenate_images, load_image, process_image
 from conjoin.processing.item_inputs import parse_item
 
@@ -114,29 +114,15 @@ def test_the_mllm_processor_concatenates(mllm_checkpoints):
     assert plain([item])["input_ids"].shape != batch["input_ids"].shape
 
 
-@pytest.mark.parametrize("texts", [("a", " "), ("", " ")])
-def test_empty_texts_are_left_to_the_processor(tiny_checkpoints, texts):
-    options = {"vision": tiny_checkpoints["dinov2"], "text": tiny_checkpoints["bert"], "input_type": "cat"}
-    item = chat(RED, texts[0], BLUE, texts[1])
-    with pytest.raises(ValueError, match="item 0: text is empty or only white space"):
-        ImageTextProcessor.from_backbones(**options)([item])
-    batch = ImageTextProcessor.from_backbones(**options, empty_text="embed")([item])
-    assert "pixel_values" in batch and ("input_ids" in batch) == (texts[0] == "a")
-
-
 @pytest.mark.parametrize(
     ("item", "input_type", "message"),
     [
         ([RED, BLUE], "avg", "item 3: a bare list is ambiguous"),
-        ({"image": [RED, [BLUE, RED]]}, "cat", "item 3: list .* is not an image"),
+        ({"image": [RED, [BLUE, RED]]}, "cat", "item 3: .* list .* is not an image"),
+        (chat(RED, "a", BLUE, " "), "cat", "item 3: text is empty or only white space"),
         (RED, "sum", r"input_type='sum'; expected one of \('seq', 'cat', 'avg'\)"),
     ],
 )
 def test_mistakes(item, input_type, message):
     with pytest.raises(ValueError, match=message):
         apply_input_type(item, input_type, "item 3")
-
-
-def test_images_are_counted_without_reading_them():
-    items = ("a", {"image": "none.png"}, {"image": [b"", b""]}, chat("a", "b"))
-    assert [count_images(item) for item in items] == [0, 1, 2, 0]

@@ -58,7 +58,8 @@ def test_missing_file(as_item, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(CUT, "truncated or damaged"), (b"", "zero bytes"), (b"I am no picture", "is unknown")]
+    ("content", "message"),
+    [(CUT, "truncated"), (b"", ": 0 bytes of an unknown format"), (b"I am no picture", "of an unknown format")],
 )
 def test_damaged_files(content, message, tmp_path):
     (tmp_path / "x.jpg").write_bytes(content)
@@ -70,13 +71,13 @@ def test_damaged_files(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (Image.new("RGB", (0, 5)), "image of 0 x 5 pixels is empty"),
-        (np.zeros((0, 5, 3), np.uint8), "is empty"),
+        (Image.new("RGB", (0, 5)), "0 x 5 pixels; expected 1 to"),
+        (np.zeros((0, 5, 3), np.uint8), "5 x 0 pixels; expected 1 to"),
         (Image.fromarray(np.array([[np.nan, 1.0]], dtype=np.float32)), "pixel values are not finite"),
-        (huge_png(10_000, 10_000), f"over the limit of {MAX_IMAGE_PIXELS} pixels"),
-        (huge_png(60_000, 60_000), f"over the limit of {MAX_IMAGE_PIXELS} pixels"),  # an error of Pillow
+        (huge_png(10_000, 10_000), f"10000 x 10000 pixels; expected 1 to {MAX_IMAGE_PIXELS} pixels"),
+        (huge_png(60_000, 60_000), "exceeds limit"),  # an error of Pillow
         *(
-            (huge_png(*size), f"image of {size[0]} x {size[1]} .*aspect ratio is over 200")
+            (huge_png(*size), f"{size[0]} x {size[1]} pixels; .*an aspect ratio up to 200")
             for size in [(80_000_000, 1), (1, 80_000_000), (MAX_ASPECT_RATIO + 1, 1)]
         ),
     ],
@@ -167,44 +168,12 @@ def test_first_frame_of_an_animation(file_format, red, tmp_path):
     assert np.abs(np.subtract(load_image(opened).getpixel((1, 1)), RED)).max() <= 4
 
 
-# copies
-FORMATS = ["PNG", "GIF", "WEBP", "TIFF", "JPEG", "BMP"]
-
-
-COPIES = {
-    "pickle": lambda image: pickle.loads(pickle.dumps(image)),
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "method": lambda image: image.copy(),
-}
-
-
-@pytest.mark.parametrize("loaded", [False, True])
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("file_format", FORMATS)
-def test_copies_of_opened_images(file_format, how, loaded):
-    frames = (
-        {"save_all": True, "append_images": [Image.new("RGB", (6, 4), BLUE)]} if file_format in FORMATS[:4] else {}
-    )
-    for options in ({}, frames):
-        image = Image.open(io.BytesIO(encoded(Image.new("RGB", (6, 4), RED), file_format, **options)))
-        if loaded:
-            image.load()
-        expected = np.asarray(load_image(image.copy()))
-        np.testing.assert_array_equal(np.asarray(load_image(COPIES[how](image))), expected)
-        assert np.abs(np.subtract(expected[1, 1].astype(int), RED)).max() <= 4
-
-
-@pytest.mark.parametrize("file_format", FORMATS[:4])
-def test_a_copy_keeps_transparency_and_orientation(file_format):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    image = Image.new("RGBA", (4, 8), (*RED, 0))
-    opened = Image.open(io.BytesIO(encoded(image, file_format, **({} if file_format == "GIF" else {"exif": exif}))))
-    expected = load_image(encoded(image, file_format, **({} if file_format == "GIF" else {"exif": exif})))
-    copied = load_image(COPIES["pickle"](opened))
-    assert expected.getpixel((0, 0)) == copied.getpixel((0, 0)) == WHITE
-    assert copied.size == expected.size == ((4, 8) if file_format == "GIF" else (8, 4))
+@pytest.mark.parametrize("how", [lambda image: pickle.loads(pickle.dumps(image)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("file_format", ["PNG", "GIF", "WEBP", "TIFF"])
+def test_a_copy_of_an_opened_animation_is_its_first_frame(file_format, how):
+    frames = {"save_all": True, "append_images": [Image.new("RGB", (6, 4), BLUE)]}
+    image = Image.open(io.BytesIO(encoded(Image.new("RGB", (6, 4), RED), file_format, **frames)))
+    assert np.abs(np.subtract(load_image(how(image)).getpixel((1, 1)), RED)).max() <= 4
 
 
 # limits
@@ -316,7 +285,10 @@ def test_channels_of_a_narrow_picture():
     ],
 )
 def test_other_arrays_are_refused(array):
-    with pytest.raises(ValueError, match=r"item 0: an array of shape \(.*\) and type .* is not an image; expected"):
+    with pytest.raises(
+        ValueError,
+        match=r"item 0: cannot read the image: an array of shape \(.*\) and type .* is not an image; expected",
+    ):
         parse_items([{"image": array}])
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, CLIPTokenizer
+from transformers import AutoProcessor, AutoTokenizer, CLIPTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from conjoin.processing import ImageTextProcessor
@@ -26,7 +26,7 @@ def same(a, b):
 
 def test_a_mixed_list(processor, pictures):
     batch = processor(["a box", pictures[0], {"text": "red", "image": pictures[1]}])
-    assert sorted(batch) == sorted(NAMES) and sorted(processor.model_input_names) == sorted(NAMES)
+    assert sorted(batch) == sorted(NAMES)
     assert batch["pixel_values"].shape == (3, 3, 16, 16)
     assert batch["image_mask"].tolist() == [False, True, True]
     assert batch["text_mask"].tolist() == [True, False, True]
@@ -45,13 +45,6 @@ def test_masks_only_where_something_is_missing(processor, pictures):
     assert sorted(processor([{"text": "a", "image": pictures[0]}])) == sorted(
         name for name in NAMES if not name.endswith(("image_mask", "text_mask"))
     )
-
-
-def test_the_librarys_own_arguments(processor, pictures):
-    pairs = processor([{"text": "a", "image": pictures[0]}, {"text": "b c", "image": pictures[1]}])
-    assert same(pairs, processor(images=pictures[:2], text=["a", "b c"]))
-    assert same(processor(text="a.png"), processor([{"text": "a.png"}]))
-    assert same(processor(images=pictures[0]), processor([pictures[0]]))
 
 
 def test_texts_of_one_item_are_joined(processor):
@@ -139,42 +132,13 @@ def test_siglip_pads_nothing_on_request(tiny_checkpoints):
         assert processor.apply_chat_template(conversation, processor_kwargs=options)["input_ids"].shape == (1, length)
 
 
-def test_empty_texts(processor, pictures, tmp_path):
-    processor.save_pretrained(tmp_path)
-    embeds = ImageTextProcessor.from_pretrained(tmp_path, empty_text="embed")
-    batch = embeds(["a", "", pictures[0], {"text": " ", "image": pictures[1]}])
-    assert batch["text_mask"].tolist() == [True, True, False, False]
-    assert batch["image_mask"].tolist() == [False, False, True, True]
-    assert batch["special_tokens_mask"][1].tolist() == [1, 1, 1]
-    assert embeds([""])["input_ids"].tolist() == [processor.tokenizer("")["input_ids"]]
-    assert same(embeds([""], instruction="find"), embeds(["find"]))
-    embeds.save_pretrained(tmp_path)
-    assert ImageTextProcessor.from_pretrained(tmp_path).empty_text == "embed"
-
-
 # lengths
 
 
-def test_a_very_long_text_is_cut_with_a_warning(processor, warnings):
-    batch = processor(["short", "word " * 20_000, "x"], ids=["p", "q", "r"])
-    assert batch["input_ids"].shape == (3, 40)
-    assert "text cut to fit 40 tokens: item 'q'\n" in warnings()
-    assert "item 0" not in warnings() and "item 2" not in warnings() and "longer than" not in warnings()
-
-
-def test_a_text_that_just_fits_gives_no_warning(processor, warnings):
-    assert processor(["a" * 38])["input_ids"].shape == (1, 40)
-    assert not warnings()
-    processor(["a" * 39] * 5, max_length=39)
-    assert "text cut to fit 39 tokens: item 0, item 1, item 2 and 2 more" in warnings()
-
-
-def test_the_more_texts_were_cut_the_rarer_the_warnings(processor, warnings):
-    """A catalogue of long texts does not fill the terminal."""
-    for _ in range(100):
-        processor(["a" * 60, "short"])
-    assert warnings().count("text cut") == 7
-    assert "item 0\n" in warnings() and "item 0; 64 texts so far\n" in warnings()
+def test_a_long_text_is_cut_with_a_warning(processor, warnings):
+    assert processor(["short", "x"])["input_ids"].shape == (2, 7) and not warnings()
+    assert processor(["short", "word " * 20_000])["input_ids"].shape == (2, 40)
+    assert "texts are cut" in warnings() and "longer than" not in warnings()
 
 
 def test_the_longest_text_is_a_setting(tiny_checkpoints):
@@ -204,13 +168,10 @@ def test_siglip_pads_to_its_full_length(tiny_checkpoints):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"items": []}, "got an empty list of items"),
+        ({"items": []}, "expected a list of items, got an empty one"),
         ({"items": ["a", {"image": [RED] * 2}], "ids": ["p", "q"]}, "item 'q': 2 images, but this model takes one"),
         ({"items": ["a", RED, "\u200b\u200b"]}, r"item 2: text '\\u200b\\u200b' has no tokens for this tokenizer"),
         ({"items": ["a", "b c"], "padding": False}, "padding=True"),
-        ({"items": ["a"], "return_tensors": "np"}, r"return_tensors='np'; expected \"pt\": a batch holds PyTorch"),
-        ({}, "pass items, or images and/or text"),
-        ({"text": ["a"], "images": [None, None]}, "2 images but 1 texts; pass as many of each"),
         ({"items": ["a", "  "], "ids": ["p", "q"]}, r"item 'q': text is empty"),
     ],
 )
@@ -223,7 +184,6 @@ def test_unusable_calls(processor, arguments, message):
     ("option", "message"),
     [
         ({"text_padding": "left"}, 'text_padding=\'left\'; expected "longest" or "max_length"'),
-        ({"empty_text": "skip"}, r"empty_text='skip'; expected one of \('error', 'embed'\)"),
         ({"input_type": "avg"}, 'input_type=\'avg\'; a processor takes "seq" or "cat"; "avg" averages'),
     ],
 )
@@ -233,13 +193,6 @@ def test_unknown_options(tiny_checkpoints, option, message):
 
 
 # building and saving
-
-
-def test_loaded_parts_may_stand_in(tiny_checkpoints, processor, pictures):
-    parts = [AutoImageProcessor.from_pretrained(tiny_checkpoints["dinov2"])]
-    parts.append(AutoTokenizer.from_pretrained(tiny_checkpoints["bert"]))
-    items = ["a box", pictures[0]]
-    assert same(ImageTextProcessor.from_backbones(*parts)(items), processor(items))
 
 
 def test_save_and_load(tiny_checkpoints, pictures, tmp_path):
@@ -254,19 +207,3 @@ def test_save_and_load(tiny_checkpoints, pictures, tmp_path):
     assert same(AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True)(items), processor(items))
     saved = json.loads((tmp_path / "processor_config.json").read_text())
     assert saved["auto_map"]["AutoProcessor"] == "processing_image_text.ImageTextProcessor"
-
-
-@pytest.mark.parametrize("name", ["bert", "clip", "siglip", "xlm_roberta"])
-def test_a_very_long_text_keeps_its_first_tokens(name, tiny_checkpoints, warnings):
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints[name])
-    text = "some words 1 2 3, and more; " * 3000
-    expected = processor.tokenizer(text, truncation=True)["input_ids"]
-    seen = []
-    tokenizer = type(processor.tokenizer)
-    with pytest.MonkeyPatch.context() as patch:
-        call = tokenizer.__call__
-        patch.setattr(tokenizer, "__call__", lambda self, text, **kw: seen.append(str(text)) or call(self, text, **kw))
-        batch = processor([text])
-    assert batch["input_ids"].tolist() == [expected]
-    assert sum(map(len, seen)) < len(text) / 10
-    assert "tokens: item 0" in warnings()

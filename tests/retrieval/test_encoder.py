@@ -83,7 +83,7 @@ class TestErrors:
         ("items", "ids", "error", "message"),
         [
             ("text", None, TypeError, "expected a list of items, got one str; wrap it in a list"),
-            ([], None, ValueError, "there are no items to encode"),
+            ([], None, ValueError, "expected a list of items, got an empty one"),
             (["a", "b"], ["a"], ValueError, "got 1 ids for 2 items"),
             (
                 ["a long text", " ", "a longer text than that", "b"],

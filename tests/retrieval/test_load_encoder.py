@@ -221,9 +221,3 @@ class TestErrors:
         folder, _ = mllm_checkpoints("qwen2_vl")
         with pytest.raises(ValueError, match="'qwen2_vl' gives no embedding; expected a model with"):
             load_encoder(folder, device="cpu")
-
-
-def test_a_warning_of_a_cut_text_names_its_id(folders, warnings):
-    texts, ids = ["a red apple", "no", "word " * 2000], ["p", "q", "r"]
-    load_encoder(folders["own"], device="cpu", batch_size=2).encode(texts, ids)
-    assert "item 'r'" in warnings() and "item 'p'" not in warnings() and "item 'q'" not in warnings()

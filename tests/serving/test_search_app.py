@@ -126,7 +126,7 @@ def test_mistakes_are_messages_on_the_page(page, text, where, problem):
     [
         (b"hello", "The file &#39;photo.png&#39;: this is no image"),
         (bytes(20_001), "20,001 bytes; the limit is 20,000"),
-        (png()[:45], "truncated or damaged"),
+        (png()[:45], "cannot read the image"),
     ],
 )
 def test_bad_uploads_are_messages_on_the_page(page, upload, data, problem):

@@ -54,7 +54,7 @@ def run(options: Options) -> None:
     given = {"query": options.query_prompt, "document": options.document_prompt}
     given = {name: text for name, text in given.items() if text is not None}
     if given:
-        processor.set_prompts((processor.prompts or {}) | given)
+        processor.prompts = (processor.prompts or {}) | given
     if options.readout is not None:
         if not isinstance(model, JointEncoderModel):
             raise ValueError(f"--readout is for a joint encoder, not for {type(model).__name__}")

@@ -59,7 +59,7 @@ def export(
         if processor is not None:
             if prompts is not None and isinstance(processor, SentenceFilesMixin):
                 processor = copy.copy(processor)
-                processor.set_prompts(prompts)
+                processor.prompts = prompts
             processor.save_pretrained(staging)
         drop_local_paths(staging / "config.json")
         saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}

@@ -247,9 +247,7 @@ def save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, 
     tokenizer.chat_template = processor.chat_template
     if processor.sentence_files is None:  # the variables that the retriever's processor gives
         ret_token = None if config.readout == "before_token" else processor.ret_token
-        variables = {"empty_text": processor.empty_text, "ret_token": ret_token or ""}
-        head = "".join(f"{{%- set {name} = {json.dumps(text)} -%}}\n" for name, text in variables.items())
-        tokenizer.chat_template = f"{head}{processor.chat_template}"
+        tokenizer.chat_template = f"{{%- set ret_token = {json.dumps(ret_token or '')} -%}}\n{processor.chat_template}"
     tokenizer._set_processor_class(name)
     tokenizer.save_pretrained(folder)
     pixels = processor.image_processor.to_dict() | {"processor_class": name}

@@ -25,8 +25,6 @@ MAX_IMAGE_BYTES = 2**28
 """Larger files and downloads raise an error before they are read: `MAX_IMAGE_PIXELS` take as much uncompressed."""
 MAX_IMAGE_PIXELS = 89_478_485
 """Images with more pixels raise an error before decoding (Pillow's own decompression-bomb limit)."""
-COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats that are tried first, so that a program that accepts these alone sees the same image."""
 MAX_ASPECT_RATIO = 200
 """Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
 _DRAFT = 4
@@ -39,8 +37,6 @@ MAX_HEIGHT, MAX_PIXELS = 2048, 2**24
 """Images of a concatenation have at most this height; it has at most this many pixels (48 MiB)."""
 _ORIENTATION = 0x0112
 """The EXIF tag of the orientation; 1 is upright."""
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 80
 read_url: Callable[[str, str], bytes] | None = None
 """Returns what is at a URL, for the item of a name. The package `conjoin` sets it; without it URLs are refused."""
 
@@ -59,41 +55,44 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         FileNotFoundError: The path does not exist.
         ValueError: Unreadable, truncated, or beyond `MAX_IMAGE_BYTES`, `MAX_IMAGE_PIXELS` or `MAX_ASPECT_RATIO`.
     """
-    data, prefix = find_image(source, name)
-    cause: Exception | None = None
+    prefix = ""
+    if isinstance(source, Mapping):
+        data, path = source.get("bytes"), source.get("path")
+        prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
+        source = path if data is None and not isinstance(path, Mapping) else data
+    if isinstance(source, str) and source.startswith("data:image/"):
+        source = decode_base64(source.partition(",")[2], name)
+    elif isinstance(source, str | os.PathLike):
+        prefix = f"image {os.fspath(source)!r}: "
+        source = _read_file(str(source), name, prefix)
     try:
-        image = data if isinstance(data, Image.Image) else open_image(io.BytesIO(data))
-        problem = _size_problem(*image.size)
-        if problem is None:
-            if least_side is not None and image is not data:
-                image.draft(None, (least_side, least_side))
-            return to_rgb(image)
+        return _decode(source, least_side)
     except UnidentifiedImageError as error:
-        cause, problem = error, "cannot read the image, its format is unknown"
-    except Image.DecompressionBombError as error:
-        cause, problem = error, f"image is over the limit of {MAX_IMAGE_PIXELS} pixels"
-    except MemoryError as error:
-        cause, problem = error, "there is not enough memory to decode the image"
+        raise ItemError(name, f"{prefix}cannot read the image: {len(source)} bytes of an unknown format") from error
     except Exception as error:  # on damaged files decoders raise SyntaxError, struct.error, IndexError and others
-        cause, problem = error, f"cannot read the image, it is truncated or damaged ({error})"
-    raise ItemError(name, f"{prefix}{problem}") from cause
+        problem = str(error) or type(error).__name__
+        raise ItemError(name, f"{prefix}cannot read the image: {problem}") from error
 
 
-def open_image(file: str | os.PathLike[str] | io.BytesIO) -> Image.Image:
-    """Read the header of an encoded image, of any format that Pillow decodes itself: PostScript (EPS) is a program."""
-    Image.init()
-    names = dict.fromkeys((*COMMON_FORMATS, *Image.ID))
-    return Image.open(file, formats=[name for name in names if name != "EPS"])
-
-
-def _size_problem(width: int, height: int) -> str | None:
-    short, long = sorted((width, height))
-    if short == 0 or short * long > MAX_IMAGE_PIXELS:
-        limit = f"over the limit of {MAX_IMAGE_PIXELS} pixels (a decompression bomb?)"
-        return f"image of {width} x {height} pixels is empty, or {limit}"
-    if long > MAX_ASPECT_RATIO * short:
-        return f"image of {width} x {height} pixels is refused: its aspect ratio is over {MAX_ASPECT_RATIO}"
-    return None
+def _decode(source: Any, least_side: int | None) -> Image.Image:  # noqa: ANN401
+    image: Image.Image
+    if isinstance(source, bytes):
+        image = Image.open(io.BytesIO(source))
+    elif isinstance(source, np.ndarray | Tensor):
+        image = array_to_image(source)
+    elif isinstance(source, Image.Image):
+        image = source
+    else:
+        raise ValueError(f"{describe(source)} is not an image; expected a PIL image, an array, a path, a URL or bytes")
+    short, long = sorted(image.size)
+    if short == 0 or short * long > MAX_IMAGE_PIXELS or long > MAX_ASPECT_RATIO * short:
+        limits = f"1 to {MAX_IMAGE_PIXELS} pixels and an aspect ratio up to {MAX_ASPECT_RATIO}"
+        raise ValueError(f"{image.width} x {image.height} pixels; expected {limits}")
+    if image.format == "EPS":
+        raise ValueError("PostScript (EPS) is a program")
+    if least_side is not None and isinstance(source, bytes):
+        image.draft(None, (least_side, least_side))
+    return to_rgb(image)
 
 
 def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:  # noqa: ANN401
@@ -107,22 +106,16 @@ def process_image(image_processor: Any, source: Any, name: str = "item") -> Batc
         ValueError: As `load_image`, or the image processor refuses the image.
     """
     settings = image_processor.to_dict()
-    image = load_image(source, name, _least_side(settings))
+    size = settings.get("size") or {}
+    resizes = settings.get("do_resize", True) and not settings.get("crop_to_patches", False)
+    has_one_size = resizes and size and set(size) <= {"height", "width", "shortest_edge"}
+    image = load_image(source, name, _DRAFT * max(size.values()) if has_one_size else None)
     if image.info.get(CONCATENATED) and settings.get("do_center_crop"):
         image = pad_to_square(image)
     try:
         return image_processor(images=[image], return_tensors="pt")
     except ValueError as error:
         raise ItemError(name, f"image of {image.width} x {image.height} pixels is refused: {error}") from error
-
-
-def _least_side(settings: Mapping[str, Any]) -> int | None:
-    """The side at which a decoded JPEG still is `_DRAFT` times the target; None where the target is not one size."""
-    size = settings.get("size") or {}
-    resizes = settings.get("do_resize", True) and not settings.get("crop_to_patches", False)
-    if not resizes or not size or not set(size) <= {"height", "width", "shortest_edge"}:
-        return None
-    return _DRAFT * max(size.values())
 
 
 def pad_to_square(image: Image.Image) -> Image.Image:
@@ -229,55 +222,29 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(levels.astype(np.uint8))
 
 
-def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Image:
+def array_to_image(array: np.ndarray | Tensor) -> Image.Image:
     """Return an array or tensor of one image as a PIL image.
 
     Its values are integers of 8 bits, or floats from 0 to 1. Its shape is `(H, W)`, `(H, W, C)` or `(C, H, W)`, with
     1, 3 or 4 channels. Where both could be meant, the channels of an array come last, those of a tensor first.
 
     Raises:
-        ValueError: Another shape, type or range; the message starts with `name`.
+        ValueError: Another shape, type or range.
     """
-    try:
-        plain = array.float() if isinstance(array, Tensor) and array.is_floating_point() else array
-        values: np.ndarray = plain.numpy(force=True) if isinstance(plain, Tensor) else plain
-    except (TypeError, RuntimeError) as error:  # sparse, or without values
-        raise ItemError(name, f"cannot read a tensor as an image ({error})") from error
+    values: Any = array
+    if isinstance(array, Tensor):
+        values = (array.float() if array.is_floating_point() else array).numpy(force=True)
     dims = (0, 2) if isinstance(array, Tensor) else (2, 0)
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)
     axes = [axis for axis in dims if values.ndim == 3 and values.shape[axis] in (1, 3, 4)]
     if values.dtype != np.uint8 or not (axes or values.ndim == 2):
-        raise ItemError(
-            name,
+        raise ValueError(
             f"an array of shape {tuple(values.shape)} and type {array.dtype} is not an image; expected "
-            "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1",
+            "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1"
         )
     values = np.moveaxis(values, axes[0], 2) if axes else values[..., None]
     return Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
-
-
-def find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
-    """Return the image or its encoded bytes, and its name as the start of messages."""
-    prefix = ""
-    if isinstance(source, Mapping):
-        data, path = source.get("bytes"), source.get("path")
-        prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
-        source = path if data is None and not isinstance(path, Mapping) else data
-    if isinstance(source, Image.Image):
-        return source, prefix
-    if isinstance(source, np.ndarray | Tensor):
-        return array_to_image(source, name), prefix
-    if isinstance(source, str) and source.startswith("data:image/"):
-        source = decode_base64(source.partition(",")[2], name)
-    elif isinstance(source, str | os.PathLike):
-        prefix = f"image {os.fspath(source)!r}: "
-        source = _read_file(str(source), name, prefix)
-    if not isinstance(source, bytes):
-        raise ItemError(name, f"{describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
-    if not source:
-        raise ItemError(name, f"{prefix}the image has zero bytes")
-    return source, prefix
 
 
 def decode_base64(text: str, name: str) -> bytes:
@@ -295,10 +262,9 @@ def _read_file(path: str, name: str, prefix: str) -> bytes:
         return read_url(path, name)
     if not os.path.isfile(path):
         raise MissingFileError(name, f"{prefix}no such file")
+    if (size := os.path.getsize(path)) > MAX_IMAGE_BYTES:
+        raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
     try:
-        size = os.path.getsize(path)
-        if size > MAX_IMAGE_BYTES:
-            raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
         return Path(path).read_bytes()
     except OSError as error:
         raise ItemError(name, f"{prefix}cannot read the file ({error})") from error
@@ -311,4 +277,4 @@ def is_url(source: object) -> bool:
 
 def describe(value: Any) -> str:  # noqa: ANN401
     """Return the type and a short form of any value, however deep or long, for error messages."""
-    return f"{type(value).__name__} {_REPR.repr(value)[:80]}"
+    return f"{type(value).__name__} {reprlib.repr(value)[:80]}"

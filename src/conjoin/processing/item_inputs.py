@@ -29,13 +29,13 @@ PICTURE_SUFFIXES = (
     ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2",
 )  # fmt: skip
 """How the names of picture files end, of formats that Pillow reads or not."""
-VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
-_NO_VIDEO = "videos cannot be read; pass some of the frames as images"
+_VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 _EXPECTED = (
     'a string, an image (PIL, array or tensor), an image path, {"text": ..., "image": ...}, a chat message '
     '{"role": ..., "content": ...} or a list of chat messages'
 )
-Parts = TypeVar("Parts", list[Any], dict[str, Any])
+_EXPECTED_PART = 'expected type "text", or type "image" with "image", "url", "path" or "base64"'
+Parts = TypeVar("Parts", list[Any], tuple[Any, ...], dict[str, Any])
 
 
 class Item(NamedTuple):
@@ -65,11 +65,15 @@ class ImageSource(NamedTuple):
     source: Any
 
 
+class SystemText(str):
+    """A text of a system message: the instruction of a model that follows instructions, else a text like others."""
+
+
 def parse_items(
     values: Sequence[Any],
     ids: Sequence[str | int] | None = None,
     read: Callable[[Any, str], Any] = load_image,
-    **options: str,
+    input_type: str = "seq",
 ) -> list[Item]:
     """Check and normalise a list of items.
 
@@ -78,7 +82,7 @@ def parse_items(
         ids: Names to report in error messages instead of positions.
         read: Called with the source of each image and the item's name. What it returns is the image of the item, so
             that a batch need not hold all images at their full size.
-        options: `empty_text` and `input_type` of `parse_item`.
+        input_type: As for `parse_item`.
 
     Raises:
         TypeError: `values` is a single item rather than a list.
@@ -88,7 +92,7 @@ def parse_items(
     """
     check_list(values)
     names = item_names(len(values), ids)
-    return [parse_item(value, name, read, **options) for value, name in zip(values, names, strict=True)]
+    return [parse_item(value, name, read, input_type) for value, name in zip(values, names, strict=True)]
 
 
 def item_names(count: int, ids: Sequence[str | int] | None = None) -> list[str]:
@@ -97,21 +101,23 @@ def item_names(count: int, ids: Sequence[str | int] | None = None) -> list[str]:
 
 
 def check_list(values: Any) -> None:  # noqa: ANN401
-    """Refuse a single item where a list of items is expected.
+    """Refuse a single item, or none, where a list of items is expected.
 
     Raises:
         TypeError: `values` is a single item.
+        ValueError: There are no items.
     """
     is_array = isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.dtype.kind in "buif")
     if is_array or isinstance(values, str | bytes | Mapping | Image.Image):
         raise TypeError(f"expected a list of items, got one {type(values).__name__}; wrap it in a list")
+    if len(values) == 0:
+        raise ValueError("expected a list of items, got an empty one")
 
 
 def parse_item(
     value: Any,  # noqa: ANN401
     name: str = "item",
     read: Callable[[Any, str], Any] = load_image,
-    empty_text: str = "error",
     input_type: str = "seq",
 ) -> Item:
     """Check and normalise one item.
@@ -120,28 +126,26 @@ def parse_item(
         value: The item, as the user passed it.
         name: Start of every error message.
         read: As for `parse_items`.
-        empty_text: `"error"` rejects an item with an empty text. `"embed"` drops empty texts beside other parts and
-            keeps one of an item that has nothing else.
-        input_type: `"seq"`: all parts in their order. `"cat"`: several images as one picture, then all texts as one,
-            joined by spaces.
+        input_type: `"seq"`: all parts in their order. `"cat"`: as `as_one_picture`.
     """
-    parts: list[Any] = item_parts(value, name)
-    if empty_text == "embed":
-        filled = [part for part in parts if not isinstance(part, str) or part.strip()]
-        parts = filled or [""] * bool(parts)
-    else:
-        is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
-        if is_chat:  # the library's messages may hold empty strings
-            parts = [part for part in parts if part != ""]
-        for part in parts:
-            if isinstance(part, str):
-                check_text(part, name)
-    images = [part.source for part in check_parts(parts, name) if isinstance(part, ImageSource)]
-    if input_type == "cat" and len(images) > 1:
-        picture = concatenate_images([load_image(image, name, MAX_HEIGHT) for image in images])
-        text = " ".join(part for part in parts if isinstance(part, str))
-        parts = [ImageSource(picture), *([text] if text else [])]
+    parts = check_parts(item_parts(value, name), name)
+    if input_type == "cat":
+        parts = as_one_picture(parts, name)
     return Item(tuple(read(part.source, name) if isinstance(part, ImageSource) else part for part in parts))
+
+
+def as_one_picture(parts: list[Any], name: str) -> list[Any]:
+    """Return the parts of an item with several images as one picture of all, then all texts joined by spaces.
+
+    System messages stay before them.
+    """
+    sources = [part.source for part in parts if isinstance(part, ImageSource)]
+    if len(sources) < 2:
+        return parts
+    picture = concatenate_images([load_image(source, name, MAX_HEIGHT) for source in sources])
+    system = [part for part in parts if isinstance(part, SystemText)]
+    texts = [part for part in parts if isinstance(part, str) and not isinstance(part, SystemText)]
+    return [*system, ImageSource(picture), *([" ".join(texts)] if texts else [])]
 
 
 def check_parts(parts: Parts, name: str) -> Parts:
@@ -155,112 +159,88 @@ def check_parts(parts: Parts, name: str) -> Parts:
     return parts
 
 
-def only_image(item: Item, name: str) -> Any:  # noqa: ANN401 - an image as it was read
-    """Return the image of an item for a model of one image per item; None if it has none.
+def item_parts(value: Any, name: str = "item") -> list[Any]:  # noqa: ANN401
+    """Return the texts and the images (as `ImageSource`) of an item in their order.
 
     Raises:
-        ItemError: It has several.
-    """
-    if len(item.images) > 1:
-        raise ItemError(
-            name,
-            f"{len(item.images)} images, but this model takes one image per item; choose input type cat "
-            "(the images as one picture) or avg (the mean of their embeddings): --input cat, load_encoder(..., "
-            'input_type="cat"), or input_type="cat" of the processor; or use an MLLM retriever',
-        )
-    return next(iter(item.images), None)
-
-
-def item_parts(value: Any, name: str = "item") -> list[str | ImageSource]:  # noqa: ANN401
-    """Return the texts and the images of an item in their order: images unread, empty texts included.
-
-    Raises:
-        ItemError: The item is ambiguous or of an unknown kind.
+        ItemError: The item is ambiguous or of an unknown kind, or a text cannot be embedded.
         MissingFileError: As for `parse_items`.
     """
+    parts: list[Any]
     if isinstance(value, str):
-        return [ImageSource(value) if _names_an_image(value, name) else check_unicode(value, name)]
-    if isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value):
-        return _message_parts([value] if isinstance(value, Mapping) else value, name)
-    if isinstance(value, Mapping) and not {"bytes", "path"} & value.keys():
-        return _dict_parts(value, name)
-    if isinstance(value, Mapping | Image.Image | os.PathLike | np.ndarray | Tensor):
-        return [ImageSource(value)]
-    raise ItemError(name, f"{describe(value)} is not an item; expected {_EXPECTED}")
+        parts = [ImageSource(value) if _names_an_image(value, name) else value]
+    elif is_chat(value):
+        parts = _message_parts([value] if isinstance(value, Mapping) else value, name)
+    elif isinstance(value, Mapping) and not {"bytes", "path"} & value.keys():
+        if unknown := sorted(str(key) for key in value if key not in ("text", "image")):
+            raise ItemError(name, f'unknown keys {unknown}; expected "text" and/or "image"')
+        parts = [part for key in value for part in _parts_of_kind(key, value[key])]  # in the order of the keys
+    elif isinstance(value, Mapping | Image.Image | os.PathLike | np.ndarray | Tensor):
+        parts = [ImageSource(value)]
+    else:
+        raise ItemError(name, f"{describe(value)} is not an item; expected {_EXPECTED}")
+    return [part if isinstance(part, ImageSource) else check_text(part, name) for part in parts]
+
+
+def is_chat(value: Any) -> bool:  # noqa: ANN401
+    """Whether an item is a chat message or a list of them."""
+    return isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
 
 
 def _names_an_image(text: str, name: str) -> bool:
-    """Whether a bare string is an image: a data URI, or a URL or existing file that ends like an image file.
+    """Whether a bare string is an image: a data URI, or a URL or existing file that ends like an image (or a video).
 
     Raises:
         MissingFileError: It looks like a file name, but there is no such file.
-        ItemError: It looks like a video.
     """
-    is_one_word = len(text.split(maxsplit=1)) == 1
-    if text.startswith("data:video/") or (is_one_word and text.lower().endswith(VIDEO_SUFFIXES)):
-        raise ItemError(name, f'{describe(text)} is a video: {_NO_VIDEO}; if this is a text, pass {{"text": ...}}')
     if text.startswith("data:image/"):
         return True
-    if not text.lower().endswith(PICTURE_SUFFIXES):
+    if not text.lower().endswith((*PICTURE_SUFFIXES, *_VIDEO_SUFFIXES)):
         return False
     if is_url(text) or os.path.isfile(text):
         return True
-    if is_one_word:
+    if len(text.split(maxsplit=1)) == 1:
         raise MissingFileError(name, f'no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
     logger.warning_once('texts that end like a picture file are embedded as texts; for a file, pass {"image": ...}')
     return False
 
 
-def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
-    if "video" in value:
-        raise ItemError(name, _NO_VIDEO)
-    if unknown := sorted(str(key) for key in value if key not in ("text", "image")):
-        raise ItemError(name, f'unknown keys {unknown}; expected "text" and/or "image"')
-    parts: list[str | ImageSource] = []
-    for key in value:  # the order of keys is the order of parts
-        parts += _parts_of_kind(key, value[key], name)
-    return parts
-
-
-def _parts_of_kind(kind: str, values: Any, name: str) -> list[str | ImageSource]:  # noqa: ANN401
+def _parts_of_kind(kind: str, values: Any) -> list[Any]:  # noqa: ANN401
     """Return one or several texts or images; what is None is not there."""
     present = [each for each in (values if isinstance(values, list | tuple) else [values]) if each is not None]
-    return [check_unicode(each, name) if kind == "text" else ImageSource(each) for each in present]
+    return present if kind == "text" else [ImageSource(each) for each in present]
 
 
-def _message_parts(messages: Sequence[Any], name: str) -> list[str | ImageSource]:
+def _message_parts(messages: Sequence[Any], name: str) -> list[Any]:
     if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
         raise ItemError(
             name,
             f"a bare list is ambiguous (a pair? an interleaved item?): {describe(messages)}; expected {_EXPECTED}",
         )
-    parts: list[str | ImageSource] = []
+    parts: list[Any] = []
     for message in messages:
         content = message.get("content")
         if not isinstance(content, str | list | tuple):
             raise ItemError(name, f"message content must be a string or a list of parts, got {describe(content)}")
         for entry in [content] if isinstance(content, str) else content:
-            parts += [check_unicode(entry, name)] if isinstance(entry, str) else _content_parts(entry, name)
-    return parts
+            for part in [entry] if isinstance(entry, str) else _content_parts(entry, name):
+                is_system = message["role"] == "system" and isinstance(part, str)
+                parts.append(SystemText(part) if is_system else part)
+    return [part for part in parts if part != ""]  # the library's messages may hold empty texts
 
 
-def _content_parts(entry: Any, name: str) -> list[str | ImageSource]:  # noqa: ANN401
+def _content_parts(entry: Any, name: str) -> list[Any]:  # noqa: ANN401
     kind = entry.get("type") if isinstance(entry, Mapping) else None
-    if kind in ("video", "video_url"):
-        raise ItemError(name, _NO_VIDEO)
     if kind == "image_url":
         url = entry.get("image_url")
         return [ImageSource(url.get("url") if isinstance(url, Mapping) else url)]
     if kind == "text" or (kind == "image" and "image" in entry):
-        return _parts_of_kind(kind, entry.get(kind), name)
-    if kind != "image":
-        raise ItemError(name, f'unknown message part {describe(entry)}; expected type "text" or "image"')
-    if isinstance(entry.get("base64"), str):
-        return [ImageSource(decode_base64(entry["base64"].rpartition(",")[2], name))]
-    source = entry.get("url") or entry.get("path")
-    if source is None:
-        raise ItemError(name, 'a message part of type "image" has no "image", "url", "path" or "base64"')
-    return [ImageSource(source)]
+        return _parts_of_kind(kind, entry.get(kind))
+    for key in ("base64", "url", "path") if kind == "image" else ():
+        source = entry.get(key)
+        if source:
+            return [ImageSource(decode_base64(source.rpartition(",")[2], name) if key == "base64" else source)]
+    raise ItemError(name, f"message part {describe(entry)}; {_EXPECTED_PART}")
 
 
 def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
@@ -285,6 +265,5 @@ def check_unicode(text: Any, name: str) -> str:  # noqa: ANN401
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        problem = f"a lone surrogate {text[error.start]!r} at position {error.start}: not valid Unicode"
-        raise ItemError(name, f"text holds {problem}") from error
+        raise ItemError(name, f"text is not valid Unicode: {error}") from error
     return text

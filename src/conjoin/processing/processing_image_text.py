@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from .item_error import ItemError
 from .item_images import process_image
-from .item_inputs import Item, check_unicode, item_names, only_image, parse_items
-from .sentence_files import OFF, SentenceFilesMixin, check_call, instructions_of
-from .texts import cut_text, text_limit, warn_of_cuts, without_special_words
+from .item_inputs import Item, check_unicode, item_names, parse_items
+from .sentence_files import SentenceFilesMixin, check_processor_type, instructions_of
+
+logger = logging.get_logger(__name__)
 
 
 class ImageTextProcessor(SentenceFilesMixin):
@@ -26,8 +27,6 @@ class ImageTextProcessor(SentenceFilesMixin):
         tokenizer: Any transformers tokenizer.
         max_text_length: Longest text in tokens, special tokens included; the tokenizer's own limit when None.
         text_padding: `"longest"`, or `"max_length"` for towers trained that way (SigLIP).
-        empty_text: `"error"`, or `"embed"` to embed an item without image whose text is empty: its text is then the
-            tokenizer's special tokens alone. An empty text beside an image is left out.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
         input_type: What to do with several images of an item: `"seq"` refuses them, since these models take one image;
             `"cat"` concatenates them into one picture and joins the texts.
@@ -42,12 +41,11 @@ class ImageTextProcessor(SentenceFilesMixin):
         max_text_length: int | None = None,
         text_padding: str = "longest",
         chat_template: str | None = None,
-        empty_text: str = "error",
         input_type: str = "seq",
         prompts: dict[str, str] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
-        self.set_options(empty_text, input_type, prompts)
+        self.input_type, self.prompts = check_processor_type(input_type), prompts
         if text_padding not in ("longest", "max_length"):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
         self.max_text_length = max_text_length
@@ -72,17 +70,10 @@ class ImageTextProcessor(SentenceFilesMixin):
             kwargs.setdefault("text_padding", "max_length")
         return cls(vision, text, **kwargs)
 
-    @property
-    def model_input_names(self) -> list[str]:
-        """Names of the tensors that a batch may hold."""
-        return ["pixel_values", "image_mask", "input_ids", "attention_mask", "special_tokens_mask", "text_mask"]
-
     def __call__(
         self,
-        items: Sequence[Any] | None = None,
+        items: Sequence[Any],
         *,
-        images: Sequence[Any] | None = None,
-        text: Sequence[str] | None = None,
         instruction: str | Sequence[str | None] | None = None,
         ids: Sequence[str | int] | None = None,
         max_length: int | None = None,
@@ -95,14 +86,12 @@ class ImageTextProcessor(SentenceFilesMixin):
         Args:
             items: Strings, images (PIL, arrays or tensors), paths, `{"text", "image"}` dicts or chat messages, in any
                 mix.
-            images: In place of `items`: a list of images, alone or beside `text` of equal length.
-            text: In place of `items`: a list of texts.
             instruction: What to search for: one text for all items, or one for each. It precedes the item's text.
             ids: Names to report in error messages.
             max_length: Overrides `max_text_length`.
             padding: False pads no text; the texts must then have equally many tokens.
             truncation: False cuts no text.
-            return_tensors: `"pt"`; accepted for interface compatibility.
+            return_tensors: Accepted for interface compatibility; a batch holds PyTorch tensors.
 
         Returns:
             `pixel_values` `(N, 3, H, W)` when any item has an image, `input_ids`, `attention_mask` and
@@ -111,51 +100,33 @@ class ImageTextProcessor(SentenceFilesMixin):
         Raises:
             ValueError: An item cannot be used, or an option is invalid; the message names it.
         """
-        if items is None:
-            items = self._zip_items(images, text)
-        check_call(items, return_tensors)
-        parsed = parse_items(items, ids, self._read_image, empty_text=self.empty_text, input_type=self.input_type)
+        parsed = parse_items(items, ids, self._read_image, self.input_type)
         names = item_names(len(parsed), ids)
-        batch = self._image_batch([only_image(item, name) for item, name in zip(parsed, names, strict=True)])
-        given = zip(instructions_of(instruction, len(parsed)), names, strict=True)
-        instructions = [asked and check_unicode(asked, name) for asked, name in given]
-        texts = [_join_texts(asked, item) for asked, item in zip(instructions, parsed, strict=True)]
-        limit = None if truncation in OFF else text_limit(self.tokenizer, max_length or self.max_text_length)
-        return BatchFeature(batch | self._text_batch(texts, names, limit, padding not in OFF and self.text_padding))
-
-    @staticmethod
-    def _zip_items(images: Sequence[Any] | None, text: Sequence[str] | None) -> list[Any]:
-        if images is None and text is None:
-            raise ValueError("pass items, or images and/or text")
-        images = [images] if isinstance(images, Image.Image | str) else images
-        text = [text] if isinstance(text, str) else text
-        if images is None or text is None:
-            return [{"text": t} for t in text] if text is not None else [{"image": i} for i in images or ()]
-        if len(images) != len(text):
-            raise ValueError(f"{len(images)} images but {len(text)} texts; pass as many of each, or use items")
-        return [{"image": image, "text": t} for image, t in zip(images, text, strict=True)]
+        images = [only_image(item, name) for item, name in zip(parsed, names, strict=True)]
+        batch = {}
+        if present := [image for image in images if image is not None]:
+            batch = _spread({"pixel_values": torch.cat(present)}, [each is not None for each in images], "image_mask")
+        instructions = instructions_of(instruction, len(parsed))
+        texts = []
+        for item, own, name in zip(parsed, instructions, names, strict=True):
+            parts = [check_unicode(part, name).strip() for part in (own or "", *item.texts)]
+            texts.append(" ".join(part for part in parts if part) or None)
+        limit = None
+        if truncation not in (False, "do_not_truncate"):
+            limit = text_limit(self.tokenizer, max_length or self.max_text_length)
+        padding = padding not in (False, "do_not_pad") and self.text_padding
+        return BatchFeature(batch | self._text_batch(texts, names, limit, padding))
 
     def _read_image(self, source: Any, name: str) -> Tensor:  # noqa: ANN401
         """Return the pixels `(1, 3, H, W)` of an image."""
         pixels: Tensor = process_image(self.image_processor, source, name)["pixel_values"]
         return pixels
 
-    def _image_batch(self, images: list[Tensor | None]) -> dict[str, Tensor]:
-        present = [image for image in images if image is not None]
-        if not present:
-            return {}
-        shapes = {tuple(image.shape[1:]) for image in present}
-        if len(shapes) > 1:
-            raise ValueError(f"the image processor gives pictures of several shapes, {sorted(shapes)}; expected one")
-        return _spread({"pixel_values": torch.cat(present)}, [image is not None for image in images], "image_mask")
-
     def _text_batch(
         self, texts: list[str | None], names: list[str], limit: int | None, padding: bool | str
     ) -> dict[str, Tensor]:
         rows = [name for name, text in zip(names, texts, strict=True) if text is not None]
         present = [text for text in texts if text is not None]
-        if limit is not None:
-            present = [cut_text(text, self.tokenizer, limit) for text in present]
         if not present:
             return {}
         encoded = self.tokenizer(
@@ -166,31 +137,18 @@ class ImageTextProcessor(SentenceFilesMixin):
             return_special_tokens_mask=True,
             return_attention_mask=True,
             split_special_tokens=True,  # special tokens in a text are ordinary words
+            return_tensors="pt",
         )
-        if len(set(map(len, encoded["input_ids"]))) > 1:
-            raise ValueError("padding=False, but the texts differ in length; pass padding=True")
-        keys = ("input_ids", "attention_mask", "special_tokens_mask")
-        tensors = {key: torch.tensor(encoded[key]) for key in keys}
-        if limit is not None:
-            if encoded.encodings is not None:
-                is_cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
-            else:  # a slow tokenizer does not say it
-                options = {"split_special_tokens": True, "verbose": False}
-                is_cut = [len(self.tokenizer(text, **options)["input_ids"]) > limit for text in present]
-            warn_of_cuts([name for name, cut in zip(rows, is_cut, strict=True) if cut], limit, self.tokenizer)
+        tensors = {key: encoded[key] for key in ("input_ids", "attention_mask", "special_tokens_mask")}
+        if limit is not None and (tensors["attention_mask"].sum(1) >= limit).any():
+            logger.warning_once("texts are cut to fit the tokenizer or max_text_length")
         empty = tensors["special_tokens_mask"].all(dim=1).tolist()
         for name, text, is_empty in zip(rows, present, empty, strict=True):
-            if text and is_empty:
+            if is_empty:
                 raise ItemError(name, f"text {text[:40]!r} has no tokens for this tokenizer")
         words, special = tensors["input_ids"], tensors["special_tokens_mask"]
         tensors["input_ids"] = without_special_words(words, special, self.tokenizer)
         return _spread(tensors, [text is not None for text in texts], "text_mask")
-
-
-def _join_texts(instruction: str | None, item: Item) -> str | None:
-    """Return the instruction and the item's texts, joined by spaces; None if there are none."""
-    parts = [part.strip() for part in (instruction or "", *item.texts)]
-    return " ".join(part for part in parts if part) if item.texts or parts[0] else None
 
 
 def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> dict[str, Tensor]:
@@ -198,7 +156,44 @@ def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> 
     if all(present):
         return tensors
     mask = torch.tensor(present)
-    spread = {key: value.new_zeros(len(present), *value.shape[1:]) for key, value in tensors.items()}
+    spread = {mask_name: mask}
     for key, value in tensors.items():
+        spread[key] = value.new_zeros(len(present), *value.shape[1:])
         spread[key][mask] = value
-    return spread | {mask_name: mask}
+    return spread
+
+
+def only_image(item: Item, name: str) -> Any:  # noqa: ANN401 - an image as it was read
+    """Return the image of an item for a model of one image per item; None if it has none.
+
+    Raises:
+        ItemError: It has several.
+    """
+    if len(item.images) > 1:
+        raise ItemError(
+            name,
+            f"{len(item.images)} images, but this model takes one image per item; choose input type cat "
+            "(the images as one picture) or avg (the mean of their embeddings): --input cat, load_encoder(..., "
+            'input_type="cat"), or input_type="cat" of the processor; or use an MLLM retriever',
+        )
+    return next(iter(item.images), None)
+
+
+def text_limit(tokenizer: PreTrainedTokenizerBase, wanted: int | None) -> int | None:
+    """Return the most tokens of a text: `wanted` or the tokenizer's limit, the smaller; None if there is neither.
+
+    Tokenizers without a limit have a huge one, which their own code cannot read.
+    """
+    limits = (wanted, tokenizer.model_max_length)
+    return min((limit for limit in limits if limit and limit < 10**9), default=None)
+
+
+def without_special_words(ids: Tensor, special_tokens_mask: Tensor, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Replace special tokens in ids `(N, T)` that come from the text itself by the unknown token.
+
+    A Unigram vocabulary (XLM-R, SigLIP) holds its special tokens as ordinary pieces, so splitting does not help.
+    """
+    if tokenizer.unk_token_id is None:
+        return ids
+    from_text = torch.isin(ids, torch.tensor(tokenizer.all_special_ids)) & (special_tokens_mask == 0)
+    return ids.masked_fill(from_text, tokenizer.unk_token_id)

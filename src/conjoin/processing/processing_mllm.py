@@ -1,36 +1,26 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from math import ceil, sqrt
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
+from transformers import BatchFeature
+from transformers.utils import logging
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from .item_error import ItemError
 from .item_images import load_image, process_image
-from .item_inputs import Item, check_text, item_names, parse_item
-from .mllm_prompts import Piece, Prompt, PromptWriter
-from .sentence_files import OFF, SETTINGS, TRANSFORMER, SentenceFilesMixin, check_call, instructions_of
+from .item_inputs import SystemText, check_list, check_parts, check_text, item_names, parse_item
+from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin, check_processor_type, instructions_of
 
-REQUEST = "Summarize above {} in one word: "
-"""The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
-_CHATML = {"start": "<|im_start|>user\n", "end": "<|im_end|>\n<|im_start|>assistant\n", "request": REQUEST}
-_QWEN = _CHATML | {"image": "<|vision_start|><|image_pad|><|vision_end|>"}
-_SYSTEM = {"start": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"}
-TEMPLATES = {
-    "internvl": _CHATML | {"image": "<IMG_CONTEXT>\n"},  # its processor adds <img> and </img>
-    "llava": {"start": "<s>USER: ", "image": "<image>\n", "end": "ASSISTANT: ", "request": REQUEST},
-    "qwen2_5_vl": _QWEN | _SYSTEM,
-    "qwen2_vl": _QWEN | _SYSTEM,
-    "qwen3_vl": _QWEN,
-}
-"""The text around the parts of an item, and what stands for an image, by architecture."""
+logger = logging.get_logger(__name__)
+_MARK = "\uffff"
+"""Stands around a special token that occurs in an item's text, written backwards; no Unicode character."""
 
 
 class Picture(NamedTuple):
@@ -41,18 +31,27 @@ class Picture(NamedTuple):
     tokens: int
 
 
-def retriever_template(start: str, image: str, request: str, end: str) -> str:
-    """Return the chat template, in Jinja, of a retriever without one of its own.
+class Prompt(NamedTuple):
+    """What a prompt is written from: the texts of an item and, as None, its images, in order."""
 
-    Args:
-        start: What precedes the item.
-        image: What stands for an image.
-        request: Follows the item; `{}` becomes "image", "sentence" or "image and sentence".
-        end: Precedes the readout token.
-    """
-    texts = {"start": start, "image": image, "request": request, "end": end}
-    head = "".join(f"{{%- set {name} = {json.dumps(text)} -%}}\n" for name, text in texts.items())
-    return head + Path(__file__).with_name("retriever.jinja").read_text(encoding="utf-8")
+    parts: tuple[str | None, ...]
+    instruction: str | None = None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it has both."""
+        return None in self.parts and {*self.parts} != {None}
+
+    def view(self, image: bool) -> "Prompt":
+        """The images alone, or the texts alone."""
+        return self._replace(parts=tuple(part for part in self.parts if (part is None) == image))
+
+
+class Piece(NamedTuple):
+    """A part of a prompt: token ids, and the views of the item that contain it."""
+
+    ids: list[int]
+    views: tuple[str, ...]
 
 
 class MllmRetrieverProcessor(SentenceFilesMixin):
@@ -74,8 +73,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
         max_text_length: Longest text in tokens, with the instruction before it; no limit when None.
         chat_template: What writes the prompts, in Jinja; `from_mllm` makes it.
-        empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
-            An empty text beside an image is left out.
         input_type: How an item with several images is read: `"seq"` (images and texts in their order), or `"cat"` (the
             images concatenated into one picture, then the texts joined).
         prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
@@ -91,6 +88,9 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             option is out of range.
     """
 
+    from_mllm: ClassVar[Callable[..., "MllmRetrieverProcessor"]]
+    """Builds the processor of a pretrained MLLM. The package `conjoin` sets it; see `conjoin.processing.from_mllm`."""
+
     def __init__(
         self,
         image_processor: Any = None,  # noqa: ANN401
@@ -101,24 +101,23 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         max_length: int | None = None,
         chat_template: str | None = None,
         max_text_length: int | None = None,
-        empty_text: str = "error",
         input_type: str = "seq",
         prompts: dict[str, str] | None = None,
         resize_first: bool = False,
         sentence_files: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
-        if not chat_template:
-            raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm of conjoin writes one")
         self.sentence_files = sentence_files
-        own_prompts = (sentence_files or {}).get(SETTINGS, {}).get("prompts")
-        self.set_options(empty_text, input_type, own_prompts if prompts is None else prompts)
+        self.input_type = check_processor_type(input_type)
+        self.prompts = (sentence_files or {}).get(SETTINGS, {}).get("prompts") if prompts is None else prompts
         self.image_token = image_token
         self.ret_token = ret_token
         self.tokens_per_picture = tokens_per_picture
         self.max_length = max_length
         self.max_text_length = max_text_length
         self.resize_first = resize_first
+        if not chat_template:
+            raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm of conjoin writes one")
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
         for token in (image_token, ret_token):
@@ -127,63 +126,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
                     f"{token!r} is not a token of this tokenizer ({len(tokenizer)} tokens): was it changed? "
                     "MllmRetrieverProcessor.from_mllm makes a matching one"
                 )
-
-    @classmethod
-    def from_mllm(
-        cls,
-        checkpoint: str | Path,
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        ret_token: str | None = "[RET]",
-        revision: str | None = None,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> "MllmRetrieverProcessor":
-        """Build the processor of a pretrained MLLM and add the readout token to its tokenizer.
-
-        Args:
-            checkpoint: A folder or the name of a repository on the Hub; no video processor is read.
-            min_pixels: Smaller images are enlarged to this many pixels (Qwen; PUMA: `4 * 28 * 28`).
-            max_pixels: Larger images are reduced to this many pixels (Qwen; PUMA: `300 * 28 * 28`).
-            ret_token: As for the class.
-            revision: Branch, tag or commit on the Hub.
-            kwargs: Other arguments of the class. `max_length` defaults to the language model's number of positions,
-                `chat_template` to the retriever's own, see `TEMPLATES`.
-
-        Raises:
-            ValueError: The architecture is unknown, its resolution is fixed but pixel limits are given, or not
-                `0 < min_pixels <= max_pixels`.
-        """
-        options: dict[str, Any] = {"trust_remote_code": False, "revision": revision}
-        config = AutoConfig.from_pretrained(checkpoint, **options)
-        if config.model_type not in TEMPLATES:
-            raise ValueError(f"{config.model_type!r} is not a supported MLLM; expected one of {sorted(TEMPLATES)}")
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, **options)
-        if ret_token is not None:
-            tokenizer.add_tokens([ret_token], special_tokens=True)
-        image_processor = AutoImageProcessor.from_pretrained(checkpoint, **options)
-        if config.model_type.startswith("qwen"):
-            limits = {"shortest_edge": min_pixels, "longest_edge": max_pixels}
-            size = dict(image_processor.size) | {name: value for name, value in limits.items() if value is not None}
-            least, most = size["shortest_edge"], size["longest_edge"]
-            if not 0 < least <= most:
-                raise ValueError(f"min_pixels={least}, max_pixels={most}; expected 0 < min_pixels <= max_pixels")
-            image_processor.size = size
-        else:
-            kwargs.setdefault("tokens_per_picture", config.image_seq_length)
-            if min_pixels is not None or max_pixels is not None:
-                raise ValueError(f"{config.model_type!r} has a fixed resolution; omit min_pixels and max_pixels")
-        kwargs["chat_template"] = kwargs.get("chat_template") or retriever_template(**TEMPLATES[config.model_type])
-        if kwargs.get("max_length") is None:  # some tokenizers have no limit
-            kwargs["max_length"] = config.get_text_config().max_position_embeddings
-        image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
-        return cls(image_processor, tokenizer, image_token=image_token, ret_token=ret_token, **kwargs)
-
-    @property
-    def model_input_names(self) -> list[str]:
-        """Names of the tensors that a batch may hold."""
-        names = ["input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "image_grids"]
-        return [*names, "image_view_mask", "text_view_mask", "image_mask", "text_mask"]
 
     def __call__(
         self,
@@ -205,9 +147,9 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
                 one for each. It precedes the first text.
             ids: Names to report in error messages.
             max_length: Overrides the processor's.
-            padding: False pads no prompt; the prompts must then have equally many tokens.
+            padding: Accepted for interface compatibility; prompts are always padded to the longest.
             truncation: False cuts no text.
-            return_tensors: `"pt"`; accepted for interface compatibility.
+            return_tensors: Accepted for interface compatibility; a batch holds PyTorch tensors.
 
         Returns:
             `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`,
@@ -219,65 +161,24 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             TypeError: `items` is a single item rather than a list.
             ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
-        check_call(items, return_tensors)
+        check_list(items)
         names = item_names(len(items), ids)
-        pairs = zip(items, instructions_of(instruction, len(items)), names, strict=True)
-        read = [self._read_item(*each) for each in pairs]
-        parsed = [item for item, _ in read]
-        prompts = [
-            Prompt(tuple(part if isinstance(part, str) else None for part in item.parts), told or None)
-            for item, told in read
-        ]
-        longest = self.tokenizer.model_max_length
-        limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
-        limits = {} if truncation in OFF else {"max_length": limit, "max_text_length": self.max_text_length}
-        image_lengths = [[image.tokens for image in item.images] for item in parsed]
-        written = self.prompt_writer().write(prompts, image_lengths, names, **limits)
-        for name, pieces in zip(names, written, strict=True):
-            if not any(piece.ids for piece in pieces):
-                raise ItemError(name, "the prompt is empty: this model adds nothing to a text, and the text is empty")
-        if padding in OFF and len({sum(len(piece.ids) for piece in pieces) for pieces in written}) > 1:
-            raise ValueError(f"padding={padding!r}, but the prompts differ in length; pass items one by one")
+        images, prompts = [], []
+        for value, own, name in zip(items, instructions_of(instruction, len(items)), names, strict=True):
+            parts = parse_item(value, name, self._read_image, self.input_type).parts
+            contents = check_parts([part for part in parts if not isinstance(part, SystemText)], name)
+            images.append([part for part in contents if isinstance(part, Picture)])
+            texts = tuple(None if isinstance(part, Picture) else part for part in contents)
+            system = [part for part in parts if isinstance(part, SystemText)]
+            prompts.append(Prompt(texts, self._instruction(system, own, name)))
+        written = self._write(prompts, images, names, max_length, truncation not in (False, "do_not_truncate"))
         batch = self._pad(written)
-        batch |= pad_pixels([item.images for item in parsed], batch["input_ids"].shape[1])
-        has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
+        batch |= pad_pixels(images, batch["input_ids"].shape[1])
+        has = {"image": [bool(some) for some in images], "text": [{*prompt.parts} != {None} for prompt in prompts]}
         if not all(any(flags) for flags in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
-        return BatchFeature(
-            batch | {f"{name}_mask": torch.tensor(flags) for name, flags in has.items() if not all(flags)}
-        )
-
-    def prompt_writer(self) -> PromptWriter:
-        """Return what writes the prompts: the template with its variables."""
-        options: dict[str, Any] = {"empty_text": "embed", "ret_token": self.ret_token}  # items are checked already
-        of_embedder = self.sentence_files is not None
-        if of_embedder:
-            kwargs = (self.sentence_files or {}).get(TRANSFORMER, {}).get("processing_kwargs", {})
-            others = ("restore_suffix", "padding", "truncation", "max_length")  # which are no variables
-            options = {name: value for name, value in kwargs.get("chat_template", {}).items() if name not in others}
-        return PromptWriter(self.tokenizer, str(self.chat_template), options, self.image_token, of_embedder)
-
-    def _read_item(self, value: Any, asked: str | None, name: str) -> tuple[Item, str | None]:  # noqa: ANN401
-        """Return an item without system messages, and its instruction: these, then what is asked.
-
-        Without both it is the default prompt of an embedder; an empty instruction is none.
-        """
-        told: list[str] = []
-        if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
-            spoken = [message for message in value if message.get("role") == "system"]
-            if spoken:
-                value = [message for message in value if message.get("role") != "system"]
-                system = parse_item(spoken, name)
-                if system.images:
-                    raise ItemError(name, "an image in a system message; expected texts, which are the instruction")
-                told += system.texts
-        item = parse_item(value, name, self._read_image, self.empty_text, self.input_type)
-        if asked and asked.strip():
-            told.append(check_text(asked, name))
-        if not told and asked is None and self.sentence_files is not None:
-            settings = self.sentence_files.get(SETTINGS, {})
-            return item, (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
-        return item, " ".join(text.strip() for text in told)
+        masks = {f"{name}_mask": torch.tensor(flags) for name, flags in has.items() if not all(flags)}
+        return BatchFeature(batch | masks)
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""
@@ -288,25 +189,176 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         pixels, grid = output["pixel_values"], output.get("image_grid_thw")
         if grid is not None:
             return Picture(pixels, grid, len(pixels) // self.image_processor.merge_size**2)
-        if self.tokens_per_picture is None:
-            raise ValueError("tokens_per_picture is None, but this image processor returns no patch grid")
-        return Picture(pixels, None, len(pixels) * self.tokens_per_picture)
+        return Picture(pixels, None, len(pixels) * self.tokens_per_picture)  # type: ignore[operator]
+
+    def _instruction(self, system: Sequence[str], own: str | None, name: str) -> str | None:
+        """Return the texts of system messages, then the item's own instruction.
+
+        Without both it is the default prompt of an embedder; an empty instruction is none.
+        """
+        texts = [*system, check_text(own, name)] if own and own.strip() else [*system]
+        if not texts and own is None and self.sentence_files is not None:
+            settings = self.sentence_files.get(SETTINGS, {})
+            return (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or None
+        return " ".join(text.strip() for text in texts) or None
+
+    def render(self, prompt: Prompt) -> str:
+        """Return the text that the chat template writes of a prompt, with one placeholder for each image.
+
+        An instruction is the system message, the item is the user's message. If the tokenizer names tokens that
+        surround an image, they are added, as InternVL's processor does. Special tokens in a text are marked.
+
+        Raises:
+            ValueError: The template shows another number of images.
+        """
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        pattern = "|".join(map(re.escape, sorted([*special, self.image_token], key=len, reverse=True)))
+
+        def content(part: str | None) -> dict[str, str]:
+            if part is None:
+                return {"type": "image"}
+            words = re.sub(pattern, lambda token: f"{_MARK}{token[0][::-1]}{_MARK}", part.replace(_MARK, ""))
+            return {"type": "text", "text": words}
+
+        messages = [{"role": "user", "content": [content(part) for part in prompt.parts]}]
+        if prompt.instruction is not None:
+            messages.insert(0, {"role": "system", "content": [content(prompt.instruction)]})
+        variables: dict[str, Any] = {"ret_token": self.ret_token, "empty_text": "embed"}
+        if self.sentence_files is not None:
+            kwargs = self.sentence_files.get(TRANSFORMER, {}).get("processing_kwargs", {})
+            variables = kwargs.get("chat_template", {})
+        named = self.tokenizer.special_tokens_map
+        rendered: Any = render_jinja_template(
+            [messages], chat_template=str(self.chat_template), **(named | variables)
+        )[0]
+        text: str = rendered[0]
+        shown, count = text.count(self.image_token), prompt.parts.count(None)
+        if shown != count:
+            raise ValueError(f"the chat template shows {shown} of {count} images: {text[:200]!r}")
+        shown_image = f"{named.get('start_image_token', '')}{self.image_token}{named.get('end_image_token', '')}"
+        return text.replace(self.image_token, shown_image)
+
+    def _tokenize(self, prompts: Sequence[Prompt]) -> list[list[list[int]]]:
+        """Return for each prompt the token ids before, between and after its images.
+
+        They are those that the tokenizer gives for the whole prompt, except that special tokens that occur in an
+        item's text are read as ordinary words, as `sanitize_control_tokens` of transformers does.
+        """
+        split = [self.render(prompt).split(_MARK) for prompt in prompts]  # every second part was marked
+        plain = iter(self._token_ids([part for parts in split for part in parts[::2]]))
+        marked = [part[::-1] for parts in split for part in parts[1::2]]
+        words = iter(self._token_ids(marked, split_special_tokens=True))
+        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        tokenized = []
+        for parts in split:
+            gaps: list[list[int]] = [[]]
+            for index in range(len(parts)):
+                for token in next(words if index % 2 else plain):
+                    if token == placeholder:
+                        gaps.append([])
+                    else:
+                        gaps[-1].append(token)
+            tokenized.append(gaps)
+        return tokenized
+
+    def _token_ids(self, texts: list[str], **options: bool) -> list[list[int]]:
+        return self.tokenizer(texts, add_special_tokens=False, verbose=False, **options)["input_ids"] if texts else []
+
+    def _write(
+        self,
+        prompts: list[Prompt],
+        images: Sequence[Sequence[Picture]],
+        names: Sequence[str],
+        max_length: int | None,
+        truncation: bool,
+    ) -> list[list[Piece]]:
+        """Return the pieces of each item's prompt, and of its other views if it has images and texts.
+
+        Raises:
+            ItemError: What cannot be truncated exceeds `max_length`.
+        """
+        if truncation and self.max_text_length is not None:
+            for index, prompt in enumerate(prompts):
+                for place, part in enumerate(prompt.parts):
+                    if part is not None and len(f"{prompt.instruction or ''}  {part}".encode()) > self.max_text_length:
+                        prompts[index] = self._cut(prompts[index], place, limit=self.max_text_length)
+        ids = self._tokenize(prompts)
+        if truncation:
+            longest, chosen = self.tokenizer.model_max_length, self.max_length if max_length is None else max_length
+            limit = longest if chosen is None else min(chosen, longest)
+            for index, pictures in enumerate(images):
+                room = limit - sum(picture.tokens for picture in pictures)
+                if sum(map(len, ids[index])) > room:
+                    prompts[index], ids[index] = self._shorten(prompts[index], room, limit, names[index])
+        mixed = [prompt for prompt in prompts if prompt.is_mixed]
+        of_images, of_texts = (iter(self._tokenize([each.view(image) for each in mixed])) for image in (True, False))
+        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        written = []
+        for prompt, gaps, pictures in zip(prompts, ids, images, strict=True):
+            shown = [[placeholder] * picture.tokens for picture in pictures] + [[]]
+            if not prompt.is_mixed:
+                written.append(
+                    [Piece([*gap, *image], ("image", "text", "fused")) for gap, image in zip(gaps, shown, strict=True)]
+                )
+                continue
+            pieces = []  # the prompts of the whole item and of its images share the image tokens
+            for gap, alone, image in zip(gaps, next(of_images), shown, strict=True):
+                if gap == alone:
+                    pieces.append(Piece([*gap, *image], ("image", "fused")))
+                else:
+                    pieces += [Piece(gap, ("fused",)), Piece(alone, ("image",)), Piece(image, ("image", "fused"))]
+            written.append([*pieces, Piece(next(of_texts)[0], ("text",))])
+        return written
+
+    def _shorten(self, prompt: Prompt, room: int, limit: int, name: str) -> tuple[Prompt, list[list[int]]]:
+        """Truncate texts, the last first, until the prompt has at most `room` tokens beside its images.
+
+        Raises:
+            ItemError: What cannot be truncated exceeds `limit`.
+        """
+        (ids,) = self._tokenize([prompt])
+        over = sum(map(len, ids)) - room
+        for index in reversed(range(len(prompt.parts))):
+            while over > 0 and (shorter := self._cut(prompt, index, over=over)) is not prompt:
+                prompt, (ids,) = shorter, self._tokenize([shorter])
+                over = sum(map(len, ids)) - room
+        if over > 0:
+            raise ItemError(
+                name,
+                f"images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}, and "
+                "they cannot be truncated; lower max_pixels, pass fewer images or raise max_length",
+            )
+        return prompt, ids
+
+    def _cut(self, prompt: Prompt, index: int, limit: int | None = None, over: int = 0) -> Prompt:
+        """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token.
+
+        The instruction counts as a part of the first text, but for published embedders.
+        """
+        text = prompt.parts[index]
+        if text is None:
+            return prompt
+        is_first = {*prompt.parts[:index]} <= {None} and self.sentence_files is None
+        before = f"{prompt.instruction} " if prompt.instruction is not None and is_first else ""
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        spans = self.tokenizer(before + text, return_offsets_mapping=True, **options)["offset_mapping"]
+        kept = max(1, len(spans) - over if limit is None else limit)
+        if kept >= len(spans):
+            return prompt
+        logger.warning_once("texts are cut to fit max_length or max_text_length tokens")
+        end = max(min(spans[kept - 1][1], spans[kept][0]) - len(before), 1)
+        parts = (*prompt.parts[:index], text[:end], *prompt.parts[index + 1 :])
+        return prompt if end >= len(text) else prompt._replace(parts=parts)
 
     def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
         """Return ids `(N, T)`, padded on the tokenizer's padding side, and the mask of each view."""
-        rows = {"input_ids": [torch.tensor([token for piece in prompt for token in piece.ids]) for prompt in prompts]}
+        rows = {"input_ids": [[token for piece in prompt for token in piece.ids] for prompt in prompts]}
         for name, view in (("attention_mask", "fused"), ("image_view_mask", "image"), ("text_view_mask", "text")):
-            rows[name] = [
-                torch.tensor([int(view in piece.views) for piece in prompt]).repeat_interleave(
-                    torch.tensor([len(piece.ids) for piece in prompt])
-                )
-                for prompt in prompts
-            ]
+            rows[name] = [[int(view in piece.views) for piece in prompt for _ in piece.ids] for prompt in prompts]
         padding = {"input_ids": self.tokenizer.pad_token_id or 0}
+        side = self.tokenizer.padding_side
         return {
-            name: pad_sequence(
-                values, batch_first=True, padding_value=padding.get(name, 0), padding_side=self.tokenizer.padding_side
-            )
+            name: pad_sequence(list(map(torch.tensor, values)), True, padding.get(name, 0), padding_side=side)
             for name, values in rows.items()
         }
 

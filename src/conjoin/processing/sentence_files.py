@@ -10,13 +10,9 @@ from typing import Any
 
 from transformers import BatchFeature, ProcessorMixin
 
-from .item_inputs import check_list
-
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
 SENTENCE_FILES = (MODULES, TRANSFORMER, SETTINGS)
-OFF = (False, "do_not_pad", "do_not_truncate")
-"""Values of `padding` and `truncation` that switch them off; all others leave them to the processor."""
 _EMBED = {"method": "forward", "method_output_name": "embeddings"}
 _FILES: dict[str, Any] = {
     MODULES: [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}],
@@ -49,29 +45,6 @@ class SentenceFilesMixin(ProcessorMixin):
 
     prompts: dict[str, str] | None = None
 
-    def set_options(self, empty_text: str, input_type: str, prompts: dict[str, str] | None) -> None:
-        """Check and set how items are read, and the prompts.
-
-        Raises:
-            ValueError: One of them is none of the processor's.
-        """
-        if empty_text not in ("error", "embed"):
-            raise ValueError(f"empty_text={empty_text!r}; expected one of ('error', 'embed')")
-        self.empty_text, self.input_type = empty_text, check_processor_type(input_type)
-        self.set_prompts(prompts)
-
-    def set_prompts(self, prompts: Any) -> None:  # noqa: ANN401
-        """Set the prompts that are saved with the processor.
-
-        Raises:
-            ValueError: They are not texts by name.
-        """
-        if prompts is not None:
-            if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-                example = '{"query": "Find an image."}'
-                raise ValueError(f"prompts={prompts!r}; expected instructions by name, such as {example}")
-        self.prompts = prompts
-
     def apply_chat_template(  # type: ignore[override]
         self,
         conversation: Sequence[Any],
@@ -87,9 +60,9 @@ class SentenceFilesMixin(ProcessorMixin):
         other items, each conversation is the only part of a message (`{"type": "message", "message": [...]}`).
         """
         batch = [conversation] if conversation and isinstance(conversation[0], Mapping) else conversation
-        items = [_unwrapped(messages) if isinstance(messages, list) else messages for messages in batch]
         given = kwargs | (processor_kwargs or {}).get("text_kwargs", {})
-        return self(items, **{name: given[name] for name in ("max_length", "padding", "truncation") if name in given})
+        options = {name: given[name] for name in ("max_length", "padding", "truncation") if name in given}
+        return self([_unwrapped(messages) for messages in batch], **options)
 
     def save_pretrained(
         self,
@@ -111,20 +84,6 @@ class SentenceFilesMixin(ProcessorMixin):
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
         return saved
-
-
-def check_call(items: Sequence[Any], return_tensors: str | None) -> None:
-    """Refuse what a processor cannot return.
-
-    Raises:
-        TypeError: `items` is a single item rather than a list.
-        ValueError: There are no items, or tensors of another library are asked for.
-    """
-    check_list(items)
-    if len(items) == 0:
-        raise ValueError("got an empty list of items")
-    if return_tensors not in ("pt", None):
-        raise ValueError(f'return_tensors={return_tensors!r}; expected "pt": a batch holds PyTorch tensors')
 
 
 def instructions_of(instruction: str | Sequence[str | None] | None, count: int) -> list[str | None]:
@@ -151,17 +110,15 @@ def check_processor_type(input_type: str) -> str:
     return input_type
 
 
-def _unwrapped(messages: list[Any]) -> list[Any]:
-    """Return messages, with a conversation in the place of a message that holds nothing else."""
-    inner: list[Any] = []
+def _unwrapped(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return messages, with a conversation in the place of a part of a message that is one."""
+    flat: list[Any] = []
     for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        part = content[0] if isinstance(content, list) and len(content) == 1 else None
-        if isinstance(part, Mapping) and part.get("type") == "message":
-            inner += part["message"] if isinstance(part.get("message"), list) else [part.get("message")]
-        else:
-            inner.append(message)
-    return inner
+        parts = [part for part in message.get("content") or () if isinstance(part, Mapping)]
+        wrapped = [part["message"] for part in parts if part.get("type") == "message"]
+        for each in wrapped or [message]:
+            flat += each if isinstance(each, list) else [each]
+    return flat
 
 
 def write_json_file(path: Path, content: Any) -> None:  # noqa: ANN401 - any JSON value

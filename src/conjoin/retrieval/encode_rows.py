@@ -12,7 +12,6 @@ from lancedb.table import Table
 from conjoin.data.columns import undecoded
 from conjoin.data.row_checks import Skipped, UniqueIds, id_keys, require_unique
 from conjoin.data.row_images import row_item
-from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.retrieval.collection_table import (
@@ -189,8 +188,8 @@ def encode_rows(
             except ValueError as error:
                 skip(index, error)
     order = list(items)
-    several = any(isinstance(parts.get("image"), list) and count_images(items[index]) > 1
-                  for index, (parts, _, _) in changed.items() if index in items)  # fmt: skip
+    lists = [parts["image"] for index, (parts, _, _) in changed.items() if index in items and "image" in parts]
+    several = any(isinstance(each, list) and len(each) - each.count(None) > 1 for each in lists)
     moved = [record(index, stored[ids[index]]) for index in changed if ids[index] in stored]
     yield Encoded(moved, 0, unchanged, skipped[:], several)
     skipped.clear()

@@ -247,8 +247,6 @@ class ItemEncoder:
                 otherwise.
         """
         check_list(items)
-        if not items:
-            raise ValueError("there are no items to encode")
         names = item_names(len(items), ids)
         if len(names) != len(items):
             raise ValueError(f"got {len(names)} ids for {len(items)} items")

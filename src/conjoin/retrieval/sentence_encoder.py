@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from conjoin.hub.load import loading
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, pad_to_square
-from conjoin.processing.item_inputs import ImageSource, Item, item_parts, only_image, parse_items
+from conjoin.processing.item_inputs import ImageSource, Item, is_chat, item_parts, parse_items
+from conjoin.processing.processing_image_text import only_image
 from conjoin.retrieval.encoder import ItemEncoder, Role
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
 
@@ -102,7 +103,7 @@ class SentenceItems(NamedTuple):
                 raise ItemError(f"item {index}", f"this model cannot take {item.modality!r}")
             inputs.append(self._input(index, value, item))
             order = tuple(inputs[-1]) if isinstance(inputs[-1], dict) else ()  # before 6.1, that of the first item
-            groups.setdefault((prompt, item.modality, _is_chat(value), order), []).append(index)
+            groups.setdefault((prompt, item.modality, is_chat(value), order), []).append(index)
         return {"inputs": inputs, "groups": [(prompt, indices) for (prompt, *_), indices in groups.items()]}
 
     def _input(self, index: int, value: Any, item: Item) -> Any:  # noqa: ANN401
@@ -110,7 +111,7 @@ class SentenceItems(NamedTuple):
         if self.takes == {"text"}:
             return " ".join(item.texts)
         if self.has_messages:
-            if _is_chat(value):
+            if is_chat(value):
                 return _with_images(value, iter(item.images))
             parts: dict[str, list[Any]] = {"image": [*item.images], "text": [*item.texts]}
             order = dict.fromkeys("text" if isinstance(part, str) else "image" for part in item.parts)
@@ -120,10 +121,6 @@ class SentenceItems(NamedTuple):
             image = pad_to_square(image)  # these models may crop
         text = {"text": " ".join(item.texts)} if item.texts else {}
         return text | ({} if image is None else {"image": image})
-
-
-def _is_chat(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
 
 
 def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401

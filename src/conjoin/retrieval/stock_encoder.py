@@ -19,8 +19,8 @@ from conjoin.constants import POOLINGS
 from conjoin.hub.load import loading
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import load_image, process_image
-from conjoin.processing.item_inputs import only_image, parse_items
-from conjoin.processing.texts import cut_text, text_limit
+from conjoin.processing.item_inputs import parse_items
+from conjoin.processing.processing_image_text import only_image, text_limit
 from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import part_digest, settings_digest
 
@@ -182,7 +182,6 @@ class StockProcessor(NamedTuple):
             batch["images"] = {name: torch.cat([image[name] for image in images]) for name in images[0]}
         if texts:
             limit = text_limit(self.tokenizer, self.longest if (self.longest or 0) > 0 else None)
-            texts = texts if limit is None else [cut_text(text, self.tokenizer, limit) for text in texts]
             how = {"padding": self.padding, "truncation": limit is not None, "max_length": limit}
             batch["texts"] = dict(self.tokenizer(texts, return_tensors="pt", **how))
         return batch

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats of images that a server reads."""
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\w+|\S""")
 _BEFORE_PARENTHESES = frozenset(
     "abs and array_has between case cast ceil coalesce contains date else floor ilike in is length like lower not or "
@@ -164,8 +166,6 @@ def read_picture(data: bytes, name: str, limits: Limits) -> Picture:
             starts with `name`.
     """
     from PIL import Image, UnidentifiedImageError
-
-    from conjoin.processing.item_images import COMMON_FORMATS
 
     if len(data) > limits.image_bytes:
         raise ValueError(f"{name}: {len(data):,} bytes; the limit is {limits.image_bytes:,}")

@@ -23,7 +23,7 @@ from conjoin.models.mllm_retriever.prompt_rows import move_to_front
 from conjoin.models.mllm_retriever.pruned_checkpoint import INDEX, SINGLE, fetch_small_files
 from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.mllm_prompts import Prompt
+from conjoin.processing.processing_mllm import Prompt
 from conjoin.trainers.queries import QueryCandidateConfig, QueryCandidateTrainer, query_info_nce
 
 HEAD = "lm_head.weight"
@@ -284,10 +284,10 @@ class PromptFrame(NamedTuple):
         def count(text: str) -> int:
             return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-        writer, tokenizer = processor.prompt_writer(), processor.tokenizer
+        tokenizer = processor.tokenizer
         starts, ends = [], []
         for parts in (("...",), (None, "...")):
-            before, _, after = writer.render(Prompt(parts)).partition("...")
+            before, _, after = processor.render(Prompt(parts)).partition("...")
             starts.append(count(before.rstrip(" ")))
             ends.append(count(after) - count("\n"))
         texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])

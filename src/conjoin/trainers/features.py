@@ -166,7 +166,7 @@ def cache_features(
     words = sorted({text for of_row in texts_of for text in of_row})
     places = {text: place for place, text in enumerate(words)}
     text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
-    inputs = processor(text=words).to(encoder.device)  # at once, so that all have one length
+    inputs = processor([{"text": text} for text in words]).to(encoder.device)  # at once, so that all have one length
     random = np.random.default_rng(0)  # one for all rows, in their order
 
     def changed(image: Any, name: str) -> Any:
@@ -211,6 +211,6 @@ def _image_features(
     encoder: JointEncoderModel, processor: ProcessorMixin, images: list[Any], names: list[str], dtype: torch.dtype
 ) -> Tensor:
     """`(images, 1 + P, h)`, computed in `dtype`."""
-    batch = processor(images=images, ids=names).to(encoder.device)
+    batch = processor([{"image": image} for image in images], ids=names).to(encoder.device)
     with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
         return encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype).float()

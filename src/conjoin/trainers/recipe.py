@@ -127,7 +127,7 @@ class ModelArguments:
         if self.input_type is not None:
             processor.input_type = check_processor_type(self.input_type)
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
-            processor.set_prompts(self.prompts)
+            processor.prompts = self.prompts  # type: ignore[assignment]  # a mapping, as it was parsed
         frozen = list(self.freeze)
         if isinstance(model, MllmRetrieverModel):
             if self.freeze_towers:

@@ -26,7 +26,7 @@ from conjoin.hub import loading
 from conjoin.models.joint_encoder import JointEncoderOutput
 from conjoin.processing import ImageTextProcessor, load_image
 from conjoin.processing.item_inputs import item_names
-from conjoin.processing.texts import cut_text, text_limit, without_special_words
+from conjoin.processing.processing_image_text import text_limit, without_special_words
 
 
 class TeacherTargets(NamedTuple):
@@ -160,7 +160,7 @@ class TeacherCollator:
         )
         self.tokenizer, self.max_length = teachers.tokenizer, teachers.max_text_length
         tokenize_with_spans(processor.tokenizer, ["a"])
-        size = processor(images=[Image.new("RGB", (32, 32))])["pixel_values"].shape[-2:]
+        size = processor([Image.new("RGB", (32, 32))])["pixel_values"].shape[-2:]
         self.grid = [side // patch_size for side in size]
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -234,8 +234,6 @@ def tokenize_with_spans(
             "tokens, so a teacher cannot be aligned"
         )
     limit = text_limit(tokenizer, max_length)
-    if limit is not None:
-        texts = [cut_text(text, tokenizer, limit) for text in texts]
     encoded = tokenizer(
         texts,
         padding=padding,
