@@ -50,7 +50,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(secret)
         (None, [], "neither text nor image"),
         ("  ", [], "empty or only white space"),
         ("a" * 201, [], "201 characters; the limit is 200"),
-        ("\ud800", [], "lone surrogate"),
+        ("\ud800", [], "not valid Unicode"),
         (None, ["/etc/passwd"], "files are not opened"),
         (None, ["file:///etc/passwd"], "files are not opened"),
         (None, ["data:text/html;base64,aGk="], "files are not opened"),
