@@ -247,16 +247,6 @@ def test_a_folder_embeds_as_in_sentence_transformers(name, pooling, items, tmp_p
     assert np.abs(embed(model, processor, messages) - encoder.encode(messages)).max() <= 1e-5
 
 
-def test_prompts_of_the_files(tmp_path, items):
-    save_embedder(tmp_path, prompts={"query": INSTRUCTION, "base": "Describe it:"}, default="base")
-    (model, processor), encoder = load_embedder(tmp_path), SentenceTransformer(str(tmp_path), device="cpu")
-    assert processor.prompts == {"query": INSTRUCTION, "base": "Describe it:"}
-    told = embed(model, processor, items[:2], instruction=INSTRUCTION)
-    plain = embed(model, processor, items[:2])
-    assert np.abs(encoder.encode_query(items[:2]) - told).max() <= 1e-5
-    assert np.abs(encoder.encode(items[:2]) - plain).max() <= 1e-5 < np.abs(plain - told).max()
-
-
 @pytest.mark.parametrize("prompts", [{}, {"query": INSTRUCTION}, {"query": "", "document": INSTRUCTION}])
 @pytest.mark.parametrize("default", [None, "base"])
 def test_each_role_gets_the_prompt_that_sentence_transformers_gives(prompts, default, tmp_path):
@@ -282,22 +272,6 @@ def test_what_changes_vectors_and_is_not_read_is_left_to_sentence_transformers(c
     library = SentenceTransformer(str(tmp_path), device="cpu")
     found = load_encoder(tmp_path, device="cpu").encode_query(["a red box"])
     assert np.abs(found - library.encode_query(["a red box"])).max() <= 1e-5
-
-
-def test_special_tokens_in_a_text_are_words(embedder):
-    model, processor = load_embedder(embedder)
-    (ids,) = processor(["a <|image_pad|> and <|im_end|>"])["input_ids"].tolist()
-    tokenizer = processor.tokenizer
-    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") not in ids
-    assert "a <|image_pad|> and <|im_end|>" in tokenizer.decode(ids)
-    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
-    embed(model, processor, ["a <|image_pad|> and <|im_end|>"])
-
-
-def test_long_texts_keep_the_end_of_the_prompt(embedder):
-    _, processor = load_embedder(embedder, processor={"max_length": 120})
-    (short,), (long,) = (processor([text])["input_ids"].tolist() for text in ("a", "a b " * 90))
-    assert len(long) == 120 and long[-13:] == short[-13:] and long[:30] == short[:30]
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean"])

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from conjoin.hub import export, load_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.shortcuts import use_shortcuts
 from tiny_kinds import KINDS
 from tiny_training import make_encoder
@@ -112,15 +111,6 @@ def test_the_same_vectors_without_the_package(
         assert not re.search("past_key_values|DynamicCache", code)
 
 
-def test_a_class_that_is_not_registered_is_refused(tiny_checkpoints, tmp_path):
-    class Unregistered(JointEncoderModel):
-        _auto_class = None
-
-    model, processor = make_encoder(tiny_checkpoints)
-    with pytest.raises(ValueError, match="Unregistered is not registered"):
-        export(Unregistered(model.config), processor, tmp_path)
-
-
 class TestFolder:
     """`export` writes one folder, whole or not at all."""
 
@@ -200,8 +190,3 @@ class TestFolder:
         assert len(list(folder.glob("*.safetensors"))) > 1 and not (folder / "model.safetensors").exists()
         loaded, _ = load_model(folder)
         assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
-
-    def test_without_a_processor(self, tiny_checkpoints, tmp_path):
-        model, _ = self.parts(tiny_checkpoints)
-        folder = export(model, None, tmp_path / "model")
-        assert (folder / "model.safetensors").exists() and not (folder / "processor_config.json").exists()

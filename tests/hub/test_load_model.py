@@ -91,48 +91,23 @@ def test_damaged_weights_are_named(size, tmp_path, own_export):
         load_model(tmp_path)
 
 
-def _flipped(content):
-    return content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_flipped_bit_is_one_line_that_names_the_file(file, own_export, tmp_path):
+    """What flips and cuts do to each file is in `test_damaged_files.py`."""
+    path = export(*own_export[1:], tmp_path / "model") / file
+    content = path.read_bytes()
+    path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+    with pytest.raises(ValueError, match=rf"^the file '{path}'.*remove SHA256SUMS if you changed the file yourself$"):
+        load_model(path.parent)
+    if file == "model.safetensors":
+        load_model(path.parent, verify=False)
 
 
-class TestDamage:
-    """What flipped bits and cuts do to each file is in `test_damaged_files.py`."""
-
-    @pytest.fixture
-    def folder(self, own_export, tmp_path):
-        return export(*own_export[1:], tmp_path / "model", prompts={"query": "Find: "})
-
-    @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-    @pytest.mark.parametrize("is_missing", [False, True])
-    def test_is_one_line_that_names_the_file(self, folder, file, is_missing):
-        path = folder / file
-        path.unlink() if is_missing else path.write_bytes(_flipped(path.read_bytes()))
-        with pytest.raises(ValueError) as caught:
-            load_model(folder)
-        message = str(caught.value)
-        assert message.startswith(f"the file '{path}'") and "\n" not in message
-        assert message.endswith("or remove SHA256SUMS if you changed the file yourself")
-
-    def test_is_not_found_in_a_model_that_was_saved_by_other_means(self, folder):
-        (folder / "SHA256SUMS").unlink()
-        load_model(folder)
-
-    def test_is_not_looked_for_without_verification(self, folder):
-        path = folder / "model.safetensors"
-        path.write_bytes(_flipped(path.read_bytes()))
-        load_model(folder, verify=False)
-
-    def test_prompts_and_code_may_be_changed(self, folder):
-        (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Another: "}}')
-        (folder / "configuration_joint_encoder.py").write_text("")
-        load_model(folder)
-
-    def test_saving_again_replaces_the_checksums(self, folder):
-        model, processor = load_model(folder)
-        with torch.no_grad():
-            next(model.parameters()).add_(1)
-        export(model, processor, folder)
-        load_model(folder)
+def test_prompts_and_code_may_be_changed(own_export, tmp_path):
+    folder = shutil.copytree(own_export[0], tmp_path / "model")
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Another: "}}')
+    (folder / "configuration_joint_encoder.py").write_text("")
+    load_model(folder)
 
 
 @pytest.fixture
@@ -153,27 +128,27 @@ def test_without_a_network_the_message_names_the_model(endpoint):
     train = ModelArguments(**towers, text_model_name_or_path="o/m").load
     started = time.monotonic()
     for load in (lambda: check_model("o/m"), lambda: load_model("o/m"), lambda: load_encoder("o/m"), train):
-        with pytest.raises(FileNotFoundError, match=r"^cannot load the model 'o/m': .* the hub cannot be reached: \S"):
+        with pytest.raises(FileNotFoundError, match=r"^cannot load the model 'o/m': .*, and not on the hub: \S"):
             load()
     assert time.monotonic() - started < 4
 
 
 def test_a_name_that_the_hub_does_not_know(endpoint, hub):
     endpoint(hub.url)
-    with pytest.raises(FileNotFoundError, match="no such folder, and on the hub no such model that you may read"):
+    with pytest.raises(FileNotFoundError, match=r"no such folder, and not on the hub: .*Repository Not Found"):
         check_model("o/m")
 
 
 def test_what_cannot_be_a_repository_needs_no_request(endpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # `runs/demo/model` may be below the current folder
     endpoint("no address at all")
-    for name in ("runs/demo/model", "/absent", "./absent", "../x", "~/x", str(tmp_path / "absent"), "a b"):
-        with pytest.raises(FileNotFoundError, match="there is no such folder, and models on the hub are named"):
+    for name in ("runs/demo/model", "/absent", "../x", "~/x", "a b"):
+        with pytest.raises(FileNotFoundError, match=f"'{name}': there is no such folder, and not on the hub: Repo id"):
             check_model(name)
     (tmp_path / "weights.bin").write_text("x")
-    with pytest.raises(FileNotFoundError, match="it is a file"):
+    with pytest.raises(FileNotFoundError, match="it is no folder with a config"):
         check_model(tmp_path / "weights.bin")
-    with pytest.raises(FileNotFoundError, match=r"neither a config.json nor a modules.json"):
+    with pytest.raises(FileNotFoundError, match="it is no folder with a config"):
         check_model(tmp_path)
 
 

@@ -135,14 +135,6 @@ def test_what_is_in_the_folder(exported):
     assert "auto_map" not in "".join((folder / name).read_text() for name in FILES if name.endswith("config.json"))
 
 
-def test_only_the_graphs_that_items_need_are_loaded(exported, batches):
-    encoder = load_encoder(exported("score_fusion")[1])
-    encoder.encode(batches[2])
-    assert encoder.model.session.cache_info().currsize == 1
-    encoder.encode(batches[0])
-    assert encoder.model.session.cache_info().currsize == 3
-
-
 def test_8_bits(tiny_checkpoints, tmp_path, monkeypatch):
     """Another model, near the first, in less space."""
     monkeypatch.setattr(onnx_export, "GRAPHS", {"text": "model_text.onnx"})  # one graph, to save time
@@ -174,11 +166,6 @@ def test_the_benchmark(exported, pictures, tmp_path, monkeypatch):
     found = json.loads((tmp_path / "found.json").read_text())["throughput"]
     assert [(row["items"], row["model"]) for row in found[1::2]] == [(kind, "onnx") for kind in script.KINDS]
     assert all(row["largest_difference"] <= 1e-4 and row["over_pytorch"] > 0 for row in found)
-
-    right, tied = torch.eye(2), torch.tensor([[1.0, 0], [1, 1]])
-    monkeypatch.setattr(script, "sample_vectors", lambda queries: (right, dict.fromkeys(script.KINDS, queries)))
-    loss = script.measure_loss({"PyTorch": right, "onnx": tied})
-    assert [row["hits"] for row in loss[-2:]] == [100.0, 50.0] and loss[-1]["difference"] == -50.0
 
 
 def test_a_folder_holds_one_model(copied, exported, batches):

@@ -25,7 +25,7 @@ _TRAINING = (
     *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"),
     *("lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "seed"),
 )
-"""What a card says of the library's own arguments; of ours it says all that are set."""
+"""What a card says of the library's own arguments; of ours it says all that are not empty, zero or off."""
 _MODELS = ("model_name_or_path", "vision_model_name_or_path", "text_model_name_or_path")
 _SAMPLE = "emoji"
 
@@ -49,15 +49,16 @@ def render_card(
         results: Names and contents of `results.json` files.
         languages: Codes of the languages that it was trained for.
         datasets: Ids of its training data on the Hub; those of the recipe when empty.
-        base_models: Ids of the models that it was trained from; those of the recipe, and of the recipes of the models
-            that it began with, when empty.
+        base_models: Ids of the models that it was trained from; those of the recipe when empty.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    recipe = _recipe(folder)
+    file = folder / "recipe.json"
+    recipe = dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
     sources = [recipe.get(name) for name in _MODELS[1:]]
     backbone = config.get("backbone_config", config)
-    bases = sorted(set(base_models or _bases(recipe)))
-    trained_on = _sources(recipe)
+    bases = sorted(set(base_models or _hub_ids([recipe.get(name) for name in _MODELS])))
+    mixture = recipe.get("dataset_mixture") or [{"path": recipe.get("dataset_name")}]
+    trained_on = [each["path"] for each in mixture if each["path"]]
     card = ModelCardData(
         base_model=bases or None,
         base_model_relation="finetune" if bases else None,
@@ -87,7 +88,7 @@ def render_card(
             method=recipe.get("trainer"),
             data=", ".join(public_name(source) for source in trained_on),
             settings=_settings(recipe),
-            results=[_result_row(row) for _, content in results for row in content.get("headline", [])],
+            results=[row for _, content in results for row in content.get("headline", [])],
             sample=_SAMPLE in trained_on,
         )
     )
@@ -112,37 +113,15 @@ def count_parameters(folder: Path) -> int:
 
 
 def _dimension(config: dict[str, Any]) -> int:
-    kind = config["model_type"]
+    """The dimension of the embeddings, where the configuration of each kind of model has it."""
+    kind, parts = config["model_type"], config.get("backbone_config", config)
+    width = parts.get("text_config", parts).get("hidden_size")
+    if kind == "score_fusion":
+        return int(parts.get("projection_dim") or parts["vision_config"]["hidden_size"])
     if kind == "joint_encoder":
         return int(config["hidden_size"])
-    if kind == "token_fusion":
-        return int(config["text_config"]["hidden_size"])
-    if kind not in MODELS:
-        cut = config.get("matryoshka_dimensions")
-        return int(cut[0] if cut else config["text_config"]["hidden_size"])
-    backbone = config["backbone_config"]
-    if kind == "mllm_retriever":
-        return int(config["embedding_dim"] or backbone["text_config"]["hidden_size"])
-    return int(backbone.get("projection_dim") or backbone["vision_config"]["hidden_size"])
-
-
-def _recipe(folder: Path) -> dict[str, Any]:
-    """What a folder records of its training; nothing if it has no record."""
-    file = folder / "recipe.json"
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-
-
-def _bases(recipe: dict[str, Any], seen: frozenset[str] = frozenset()) -> list[str]:
-    """The ids of what a model began with; of a folder that is not `seen`, what the model in it began with."""
-    names = {name for key in _MODELS if isinstance(name := recipe.get(key), str)}
-    earlier = [_recipe(Path(name)) for name in names - seen if is_local(name)]
-    return _hub_ids([*names]) + [base for each in earlier for base in _bases(each, seen | names)]
-
-
-def _sources(recipe: dict[str, Any]) -> list[str]:
-    """The names of all training data of a recipe."""
-    mixture = recipe.get("dataset_mixture") or [{"path": recipe.get("dataset_name")}]
-    return [each["path"] for each in mixture if each["path"]]
+    (cut,) = config.get("matryoshka_dimensions") or [config.get("embedding_dim")]
+    return int(cut or width)
 
 
 def _hub_ids(names: Sequence[Any]) -> list[str]:
@@ -157,11 +136,7 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     unused |= {"num_train_epochs"} if recipe.get("max_steps", -1) > 0 else {"max_steps"}
     unused |= set() if recipe.get("use_peft") else {name for name in recipe if name.startswith("lora_")}
     kept = {name: value for name, value in recipe.items() if name not in unused} | ran
-    return {
-        name: str(without_paths(value)).replace("|", r"\|")
-        for name, value in kept.items()
-        if value not in (None, "", [], {})
-    }
+    return {name: str(without_paths(value)).replace("|", r"\|") for name, value in kept.items() if value}
 
 
 def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:
@@ -185,14 +160,3 @@ def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9@]+", "_", text.lower().replace("→", "to")).strip("_")
-
-
-def _result_row(row: dict[str, Any]) -> dict[str, str]:
-    metric = row["metric"]
-    low, high, chance = (metric.get(name) for name in ("low", "high", "chance"))
-    return {
-        "label": row["label"],
-        "value": f"{100 * metric['value']:.1f} %",
-        "interval": "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}",
-        "chance": "" if chance is None else f"{100 * chance:.1f} %",
-    }

@@ -87,32 +87,33 @@ def push(
     """
     api = api or HfApi()
     name: dict[str, Any] = {"repo_id": upload.repo_id, "repo_type": upload.kind}
-    request: dict[str, Any] = name | {"timeout": constants.HF_HUB_ETAG_TIMEOUT}
+    request: dict[str, Any] = name | {"files_metadata": True, "timeout": constants.HF_HUB_ETAG_TIMEOUT}
     try:
         api.create_repo(
             **name, private=not public, exist_ok=True, space_sdk="gradio" if upload.kind == "space" else None
         )
-        info = api.repo_info(**request)
+        info: Any
+        is_new_branch = False
+        try:
+            info = api.repo_info(**request, revision=revision)
+        except RevisionNotFoundError:
+            info, is_new_branch = api.repo_info(**request), True
         if not public and not info.private:
             raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
-        if revision is not None:
-            try:
-                info = api.repo_info(**request, revision=revision)
-            except RevisionNotFoundError:
-                api.create_branch(**name, branch=revision)
-                replace = True
-        listing: Any = api.repo_info(**request, revision=info.sha, files_metadata=True)
-        remote = {entry.rfilename: entry for entry in listing.siblings or ()}
-        if not replace:
-            _check_same(upload, remote)
-        operations: list[Any] = [CommitOperationAdd(path, file) for path, file in sorted(upload.files.items())]
-        if replace:
-            old = {path for path in remote if any(fnmatchcase(path, part) for part in upload.parts)}
-            operations += [CommitOperationDelete(path) for path in sorted(old - set(upload.files))]
+        remote = {entry.rfilename: entry for entry in info.siblings or ()}
+        adds = {path: CommitOperationAdd(path, file) for path, file in sorted(upload.files.items())}  # hashes the file
+        deletes = []
+        if replace or is_new_branch:
+            old = [path for path in remote if any(fnmatchcase(path, part) for part in upload.parts)]
+            deletes = [CommitOperationDelete(path) for path in old if path not in adds]
+        else:
+            _check_same(upload, remote, adds)
+        if is_new_branch:
+            api.create_branch(**name, branch=str(revision))
         # not `upload_folder`: with hf_xet it splits a commit that is large or that fails into several
         done = api.create_commit(
             **name,
-            operations=operations,
+            operations=[*adds.values(), *deletes],
             commit_message=message or f"Upload {upload.kind}",
             revision=revision,
             parent_commit=info.sha,
@@ -126,24 +127,23 @@ def push(
     return str(done.commit_url)
 
 
-def _check_same(upload: Upload, remote: Mapping[str, RepoSibling]) -> None:
+def _check_same(upload: Upload, remote: Mapping[str, RepoSibling], adds: Mapping[str, CommitOperationAdd]) -> None:
     """Refuse a repository with content that is not this upload's.
 
     Raises:
         ValueError: It holds another model, dataset, metric or search page.
     """
     for path, entry in remote.items():
-        if any(fnmatchcase(path, pattern) for pattern in _CONTENT[upload.kind]):
-            if path not in upload.files or not _is_equal(entry, upload.files[path]):
-                raise ValueError(
-                    f"{upload.repo_id!r} holds another {upload.kind} ({path} differs); to replace it, say replace "
-                    "(--replace), or push to another repository or --revision"
-                )
-
-
-def _is_equal(entry: RepoSibling, file: Path | bytes) -> bool:
-    operation = CommitOperationAdd(entry.rfilename, file)
-    if entry.lfs is not None:
-        return entry.lfs.sha256 == operation.upload_info.sha256.hex()
-    with operation.as_file() as content:
-        return entry.blob_id == git_hash(content.read())
+        if not any(fnmatchcase(path, pattern) for pattern in _CONTENT[upload.kind]):
+            continue
+        is_same = False
+        if path in adds and entry.lfs is not None:
+            is_same = entry.lfs.sha256 == adds[path].upload_info.sha256.hex()
+        elif path in adds:
+            with adds[path].as_file() as content:
+                is_same = entry.blob_id == git_hash(content.read())
+        if not is_same:
+            raise ValueError(
+                f"{upload.repo_id!r} holds another {upload.kind} ({path} differs); to replace it, say replace "
+                "(--replace), or push to another repository or --revision"
+            )

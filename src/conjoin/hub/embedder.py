@@ -19,7 +19,7 @@ from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, se
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 # The system message, then the images of all messages, then their texts.
 _IMAGES_THEN_TEXTS = """\
-{%%- set seen = namespace(told='', image='', text='') -%%}
+{%%- set seen = namespace(instruction='', image='', text='') -%%}
 {%%- for message in messages -%%}
   {%%- set content = [{'type': 'text', 'text': message.content}] if message.content is string else message.content -%%}
   {%%- for part in content -%%}
@@ -28,7 +28,7 @@ _IMAGES_THEN_TEXTS = """\
     {%%- elif part.type != 'text' -%%}
       {{- raise_exception('a part of type ' + part.type + ' cannot be embedded; expected text or image') -}}
     {%%- elif message.role == 'system' -%%}
-      {%%- set seen.told = seen.told + part.text -%%}
+      {%%- set seen.instruction = seen.instruction + part.text -%%}
     {%%- else -%%}
       {%%- set seen.text = seen.text + part.text -%%}
     {%%- endif -%%}
@@ -36,15 +36,16 @@ _IMAGES_THEN_TEXTS = """\
 {%%- endfor -%%}
 %(prompt)s"""
 _CHATML = (
-    "{{- '<|im_start|>system\\n' + told + '<|im_end|>\\n<|im_start|>user\\n' + seen.image + seen.text "
+    "{{- '<|im_start|>system\\n' + instruction + '<|im_end|>\\n<|im_start|>user\\n' + seen.image + seen.text "
     "+ '<|im_end|>\\n<|im_start|>assistant\\n%s' -}}"
 )
 _DEFAULT = "Represent the user's input."
 # Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
 _PUNCTUATION = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
 _CLOSED = f"""\
-{{%- set told = seen.told | trim or "{_DEFAULT}" -%}}
-{{%- set told = told if told[-1] in {json.dumps(_PUNCTUATION, ensure_ascii=False)} else told + '.' -%}}
+{{%- set instruction = seen.instruction | trim or "{_DEFAULT}" -%}}
+{{%- set end = '' if instruction[-1] in {json.dumps(_PUNCTUATION, ensure_ascii=False)} else '.' -%}}
+{{%- set instruction = instruction + end -%}}
 """
 READOUTS = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
@@ -98,14 +99,14 @@ PRESETS: dict[str, EmbedderFiles] = {
     # the language model gets embeddings without ids.
     "gme_qwen2_vl": _preset(
         _QWEN_IMAGE,
-        "{%- set told = seen.told or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
+        "{%- set instruction = seen.instruction or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
         {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800, "resize_first": True},
         position_mode="1d",
     ),
     # VLM2Vec on Qwen2-VL: no chat template, and positions count tokens, since no token marks the start of an image.
     "vlm2vec": _preset(
         "<|image_pad|> ",
-        "{{- seen.image + seen.told + (' ' if seen.told and seen.text else '') + seen.text -}}",
+        "{{- seen.image + seen.instruction + (' ' if seen.instruction and seen.text else '') + seen.text -}}",
         {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28},
         position_mode="1d",
     ),
@@ -145,8 +146,6 @@ def load_embedder(
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"preset={preset!r}; expected one of {sorted(PRESETS)}")
     files = read_embedder(checkpoint, revision) if preset is None else PRESETS[preset]
-    settings = {"ret_token_id": None} | files.config | config
-    model = MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings)
     given = {name: value for name, value in (processor or {}).items() if value is not None}
     reader = MllmRetrieverProcessor.from_mllm(
         checkpoint,
@@ -156,7 +155,11 @@ def load_embedder(
         sentence_files=files.sentence_files,
         **files.processor | given,
     )
-    return model, reader
+    bos = reader.tokenizer.bos_token
+    if reader.tokenizer.num_special_tokens_to_add() and not (bos and bos in files.chat_template):
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: its tokenizer adds special tokens around every text")
+    settings = {"ret_token_id": None} | files.config | config
+    return MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings), reader
 
 
 def read_embedder(checkpoint: str | Path, revision: str | None = None) -> EmbedderFiles:
@@ -191,7 +194,7 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
     longest = files[TRANSFORMER].get("max_seq_length")
     template = _chat_template(folder, checkpoint)
     found = EmbedderFiles(files, template, {"readout": readout, "embedding_dim": cut}, {"max_length": longest})
-    is_published = _DEFAULT in template and "seen.told" not in template  # nor saved by this package
+    is_published = _DEFAULT in template and "seen.instruction" not in template  # nor saved by this package
     return _as_its_code(found, folder) if is_published else found
 
 

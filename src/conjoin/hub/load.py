@@ -1,6 +1,5 @@
 """Loading saved models of this package: always with the installed classes, whatever code lies beside the weights."""
 
-import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    StrictDataclassError,
-)
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
@@ -163,11 +155,9 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     except OSError as error:
         where = "" if Path(path).exists() else "from the hub: "
         raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
-    except SafetensorError as error:
-        raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
-    except pickle.UnpicklingError as error:
-        problem = "are a pickle of more than tensors, or damaged; expected safetensors"
-        raise ValueError(f"the weights of the model {str(path)!r} {problem}") from error
+    except (SafetensorError, pickle.UnpicklingError) as error:
+        problem = "are truncated or damaged, or a pickle of more than tensors; expected safetensors"
+        raise ValueError(f"the weights of the model {str(path)!r} {problem} ({error})") from error
     except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
         problem = f"one of its files is damaged, or its code does not fit transformers {transformers.__version__}"
         raise ValueError(f"cannot load the model {str(path)!r}: {problem} ({error!r})") from error
@@ -211,37 +201,11 @@ def check_model(name: str | Path, revision: str | None = None) -> None:
     if any((path / config).is_file() for config in CONFIGS):
         return
     problem = f"cannot load the model {name!r}: "
-    if path.is_dir():
-        raise FileNotFoundError(f"{problem}the folder has neither a config.json nor a modules.json")
     if path.exists():
-        raise FileNotFoundError(f"{problem}it is a file; expected a folder or the name of a model on the hub")
-    if not _may_be_repository(name):
-        raise FileNotFoundError(f"{problem}there is no such folder, and models on the hub are named OWNER/NAME")
-    if any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
-        return
-    _ask_hub(name, revision, problem)
-
-
-def _ask_hub(name: str, revision: str | None, problem: str) -> None:
+        raise FileNotFoundError(f"{problem}it is no folder with a config.json or a modules.json")
     try:
-        HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
-    except RepositoryNotFoundError as error:
-        reason = f"there is no such folder, and on the hub no such model that you may read ({constants.ENDPOINT})"
-        raise FileNotFoundError(f"{problem}{reason}") from error
-    except RevisionNotFoundError as error:
-        raise FileNotFoundError(f"{problem}it has no branch, tag or commit {revision!r}") from error
-    except HfHubHTTPError:
-        return  # the hub answers; loading will say more
-    except (HTTPError, OSError) as error:
-        raise FileNotFoundError(
-            f"{problem}there is no such folder, the cache of downloads does not have it, and the hub cannot be "
-            f"reached: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from error
-
-
-def _may_be_repository(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not name.startswith(("~", os.sep))
+        if not any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
+            HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
+    except (HFValidationError, HTTPError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FileNotFoundError(f"{problem}there is no such folder, and not on the hub: {reason}") from error

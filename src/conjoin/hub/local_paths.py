@@ -4,9 +4,6 @@ import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-_INSIDE = re.compile(r"""(?<![^\s='"(\[,;])(?:file://)?(?:~[\w.-]*(?=/)|[A-Za-z]:(?=[\\/]))?[\\/][^\s'"()\[\],;]+""")
-"""A path inside a text: what starts a word with a slash, a drive or a home folder."""
-
 _FOLDERS = ("runs/", "data/", "outputs/")
 _SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".tar", ".zip")
 
@@ -26,23 +23,13 @@ def public_name(source: str) -> str:
     return _last_part(source) if is_local(source) else source
 
 
-def without_paths(value: Any, in_texts: bool = True) -> Any:  # noqa: ANN401 - any JSON value
-    """Shorten every absolute path in a JSON value to its last part.
-
-    Args:
-        value: The value.
-        in_texts: Also as a key and as a word of a text. Otherwise a value must be a path of several parts; a token
-            such as `/` or `/s` is none.
-    """
+def without_paths(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Shorten every absolute path in a JSON value to its last part."""
     if isinstance(value, dict):
-        return {without_paths(key) if in_texts else key: without_paths(part, in_texts) for key, part in value.items()}
+        return {without_paths(key): without_paths(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [without_paths(part, in_texts) for part in value]
-    if not isinstance(value, str):
-        return value
-    if is_absolute(value) and (in_texts or len(PurePosixPath(value.replace("\\", "/")).parts) > 2):
-        return _last_part(value)
-    return _INSIDE.sub(lambda match: _last_part(match[0]), value) if in_texts else value
+        return [without_paths(part) for part in value]
+    return _last_part(value) if isinstance(value, str) and is_absolute(value) else value
 
 
 def is_absolute(text: str) -> bool:

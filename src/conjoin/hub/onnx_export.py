@@ -1,12 +1,10 @@
 """Encoders as ONNX graphs, which onnxruntime and OpenVINO run without PyTorch: one graph for each kind of item."""
 
 import copy
+import hashlib
+import importlib.util
 import json
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -63,7 +61,7 @@ def export_onnx(
             the tables of embeddings (onnxruntime's dynamic quantisation).
 
     Raises:
-        ImportError: onnx, onnxscript or, for `"int8"`, onnxruntime is not installed, or torch is too old.
+        ImportError: onnx, onnxscript or onnxruntime is not installed.
         ValueError: The model does not take images and texts through an `ImageTextProcessor`, or `precision` is
             unknown.
     """
@@ -74,16 +72,18 @@ def export_onnx(
             f"ONNX is for the joint encoder, score fusion and token fusion, not for {type(model).__name__} with "
             f"{type(processor).__name__}; an MLLM retriever is exported as a stock checkpoint"
         )
-    _check_installed(precision)
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f'ONNX export needs {", ".join(missing)}: pip install "conjoin[onnx]"')
     wrapped = _Embeddings(copy.deepcopy(model).cpu().float()).eval()
     with staged(folder) as staging, tempfile.TemporaryDirectory() as scratch:
         with (staging / WEIGHTS).open("wb") as data:
-            pool = _Pool(data)
+            offsets: dict[bytes, int] = {}
             for name, file in progress(GRAPHS.items(), "exporting", unit="graph"):
                 batch = processor([{part: _EXAMPLE[part] for part in _KINDS[name]}] * 2)  # 1 would be a constant
                 inputs = {each: batch[each] for each in _INPUTS if each in batch}
                 graph = _graph(wrapped, inputs, Path(scratch), precision)
-                pool.move_weights(graph)
+                _move_weights(graph, data, offsets)
                 _drop_traces(graph)
                 (staging / file).write_bytes(graph.SerializeToString())
         _save_settings(model, processor, staging, precision)
@@ -109,26 +109,13 @@ class _Embeddings(nn.Module):
         return self.model(pixel_values=pixel_values, **inputs).embeddings
 
 
-def _check_installed(precision: str) -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-
-        if precision == "int8":
-            import onnxruntime.quantization  # noqa: F401
-    except ImportError as error:
-        raise ImportError('ONNX export needs onnx, onnxscript and onnxruntime: pip install "conjoin[onnx]"') from error
-    if torch.__version__ < "2.8":
-        raise ImportError(f"torch {torch.__version__} cannot trace these models for ONNX; 2.13 is tested")
-
-
 def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision: str) -> "onnx.ModelProto":
     """Return the graph of `model`, with its weights."""
     import onnx
 
     file, small = str(scratch / "graph.onnx"), str(scratch / "int8.onnx")
     shapes = {name: _INPUTS[name] for name in inputs}
-    with torch.no_grad(), _without_notes():
+    with torch.no_grad():
         program: Any = torch.onnx.export(
             model,
             (),
@@ -143,7 +130,9 @@ def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision
         if precision == "int8":
             from onnxruntime.quantization import quantize_dynamic
 
-            _drop_shapes(file)
+            shapeless = onnx.load(file, load_external_data=False)
+            shapeless.graph.ClearField("value_info")  # wrong for a transposed weight; quantisation infers its own
+            onnx.save(shapeless, file)
             quantize_dynamic(
                 file, small, _QUANTIZED, per_channel=True, reduce_range=True, use_external_data_format=True
             )
@@ -151,39 +140,21 @@ def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision
     return onnx.load(file)
 
 
-def _drop_shapes(file: str) -> None:
-    """Remove the recorded shapes, which are wrong for a transposed weight; quantisation infers its own."""
-    import onnx
+def _move_weights(graph: "onnx.ModelProto", data: BinaryIO, offsets: dict[bytes, int]) -> None:
+    """Move the weights of a graph into a file that several graphs share, unless they are there; small ones stay."""
+    from onnx.external_data_helper import set_external_data
 
-    graph = onnx.load(file, load_external_data=False)
-    graph.graph.ClearField("value_info")
-    onnx.save(graph, file)
-
-
-class _Pool:
-    """A file of weights that several graphs share."""
-
-    def __init__(self, data: BinaryIO) -> None:
-        self.data = data
-        self.offsets: dict[bytes, int] = {}
-
-    def move_weights(self, graph: "onnx.ModelProto") -> None:
-        """Move the weights of a graph into the file, unless they are there; small ones stay."""
-        from hashlib import sha256
-
-        from onnx.external_data_helper import set_external_data
-
-        for tensor in graph.graph.initializer:
-            raw = tensor.raw_data
-            if len(raw) < _INLINE:
-                continue
-            key = sha256(raw).digest()
-            if key not in self.offsets:
-                self.data.write(bytes(-self.data.tell() % _ALIGNMENT))
-                self.offsets[key] = self.data.tell()
-                self.data.write(raw)
-            set_external_data(tensor, WEIGHTS, self.offsets[key], len(raw))
-            tensor.ClearField("raw_data")
+    for tensor in graph.graph.initializer:
+        raw = tensor.raw_data
+        if len(raw) < _INLINE:
+            continue
+        key = hashlib.sha256(raw).digest()
+        if key not in offsets:
+            data.write(bytes(-data.tell() % _ALIGNMENT))
+            offsets[key] = data.tell()
+            data.write(raw)
+        set_external_data(tensor, WEIGHTS, offsets[key], len(raw))
+        tensor.ClearField("raw_data")
 
 
 def _drop_traces(graph: "onnx.ModelProto") -> None:
@@ -208,19 +179,6 @@ def _save_settings(model: PreTrainedModel, processor: ProcessorMixin, folder: Pa
     for name in ("config.json", "processor_config.json", "tokenizer_config.json"):
         drop_local_paths(folder / name, "auto_map")
     write_checksums(folder, sorted(file.name for file in folder.iterdir()))
-
-
-@contextmanager
-def _without_notes() -> Iterator[None]:
-    """Hide what the libraries log of every export: operators of libraries that are not installed, and advice."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def onnx_settings(folder: Path) -> dict[str, str]:

@@ -35,6 +35,7 @@ PROCESSORS = {
 """Of each architecture, the class of the processor in transformers, and of its video processor if there is one."""
 _VIDEO_KEYS = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
@@ -66,9 +67,8 @@ def export_stock(
         weights: The weights of the MLLM retriever, if the model does not hold them whole.
 
     Raises:
-        ValueError: The model is of another kind; the processor is for another model; or the model has what no stock
-            checkpoint can have: `position_mode="1d"` with Qwen, score fusion of normalised
-            vectors or over another model than CLIP.
+        ValueError: The model is of another kind, or has what no stock checkpoint can have: `position_mode="1d"` with
+            Qwen, score fusion of normalised vectors or over another model than CLIP.
     """
     if isinstance(model, ScoreFusionModel) and isinstance(processor, ImageTextProcessor):
         return export_stock_clip(model, processor, folder, prompts)
@@ -77,7 +77,12 @@ def export_stock(
             f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
             f"with {type(processor).__name__} is of no architecture of transformers"
         )
-    _check_exportable(model, processor)
+    kind = model.config.backbone_config.model_type
+    if model.config.position_mode == "1d" and kind.startswith("qwen"):
+        raise ValueError(
+            f"position_mode='1d' cannot be exported: a stock {kind!r} gives pictures three-dimensional positions, so "
+            "other vectors; export it with its code (--format code)"
+        )
     if processor.max_text_length is not None:
         logger.warning("max_text_length=%d is not exported: longer texts get other vectors", processor.max_text_length)
     with staged(folder) as staging:
@@ -85,9 +90,9 @@ def export_stock(
         stock.save_pretrained(staging, state_dict=_with_published_names(stock))
         (staging / "generation_config.json").unlink()
         drop_local_paths(staging / "config.json")
-        save_processor(processor, model.config, staging)
+        _save_processor(processor, model.config, staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
-        save_modules(model.config, processor, staging, processor.prompts if prompts is None else prompts)
+        _save_modules(model.config, processor, staging, processor.prompts if prompts is None else prompts)
     return Path(folder)
 
 
@@ -113,32 +118,15 @@ def save_model(
     return export(model, processor, folder, weights=weights)
 
 
-def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcessor) -> None:
-    config, tokenizer = model.config, processor.tokenizer
-    kind = config.backbone_config.model_type
-    if config.position_mode == "1d" and kind.startswith("qwen"):
-        raise ValueError(
-            f"position_mode='1d' cannot be exported: a stock {kind!r} gives pictures three-dimensional positions, so "
-            "other vectors; export it with its code (--format code)"
-        )
-    tokens = {processor.image_token: config.backbone_config.image_token_id}
-    if processor.ret_token is not None:
-        tokens[processor.ret_token] = config.ret_token_id
-    for token, expected in tokens.items():
-        token_id = tokenizer.convert_tokens_to_ids(token)
-        if token_id != expected:
-            raise ValueError(
-                f"{token!r} is token {token_id} of the processor, but {expected} of the model: the processor is for "
-                "another model"
-            )
-
-
 def _stock_model(model: MllmRetrieverModel, weights: dict[str, Tensor]) -> PreTrainedModel:
     """Return the backbone with its final norm, [RET] in its table and a tied head; it shares the weights."""
     state = {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
     state |= {f"language_model.{name}": value for name, value in weights.items() if name.startswith("norm.")}
-    name = "language_model.embed_tokens.weight"
-    state[name] = _table_with_ret(state[name], weights["ret_embedding"], model.config.ret_token_id)
+    name, row = "language_model.embed_tokens.weight", model.config.ret_token_id
+    if row is not None:  # the vector of [RET] in its row of the table, which may have too few
+        table = state[name]
+        state[name] = torch.cat([table, table.new_zeros(max(0, row + 1 - len(table)), table.shape[1])])
+        state[name][row] = weights["ret_embedding"].to(table.dtype)
     config = _stock_config(model.config, len(state[name]))
     with torch.device("meta"):
         stock: Any = AutoModelForImageTextToText.from_config(config)
@@ -165,16 +153,6 @@ def _stock_config(config: PreTrainedConfig, rows: int) -> PreTrainedConfig:
     if config.embedding_dim is not None:
         stock.matryoshka_dimensions = [config.embedding_dim]
     return stock
-
-
-def _table_with_ret(table: Tensor, vector: Tensor, row: int | None) -> Tensor:
-    """Return a token table `(V, D)` with the vector of [RET] `(D,)` in its row; rows are added if it has too few."""
-    if row is None:
-        return table
-    added = table.new_zeros(max(0, row + 1 - len(table)), table.shape[1])
-    table = torch.cat([table, added])
-    table[row] = vector.to(table.dtype)
-    return table
 
 
 def export_stock_clip(
@@ -212,64 +190,60 @@ def export_stock_clip(
             backbone.text_projection.weight.mul_(model.config.text_weight / model.config.image_weight)
         backbone.save_pretrained(staging)
         drop_local_paths(staging / "config.json")
-        _save_processor(processor, staging)
+        tokenizer = copy.deepcopy(processor.tokenizer)
+        if processor.max_text_length is not None:
+            tokenizer.model_max_length = min(processor.max_text_length, tokenizer.model_max_length)
+        _save_parts(tokenizer, processor.image_processor, "CLIPProcessor", staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
     return Path(folder)
 
 
-def _save_processor(processor: ImageTextProcessor, folder: Path) -> None:
-    """Write tokenizer and image processor as CLIP's publishers do."""
-    tokenizer = copy.deepcopy(processor.tokenizer)
-    if processor.max_text_length is not None:
-        tokenizer.model_max_length = min(processor.max_text_length, tokenizer.model_max_length)
-    tokenizer._set_processor_class("CLIPProcessor")
+def _save_parts(tokenizer: Any, image_processor: Any, name: str, folder: Path) -> dict[str, Any]:  # noqa: ANN401
+    """Write tokenizer and image processor as publishers do; returns the settings of the image processor."""
+    tokenizer._set_processor_class(name)
     tokenizer.save_pretrained(folder)
-    drop_local_paths(folder / "tokenizer_config.json", "auto_map")
-    pixels = processor.image_processor.to_dict() | {"processor_class": "CLIPProcessor"}
+    pixels: dict[str, Any] = image_processor.to_dict() | {"processor_class": name}
     pixels["image_processor_type"] = pixels["image_processor_type"].removesuffix("Pil")
     write(folder / "preprocessor_config.json", pixels)
-    drop_local_paths(folder / "preprocessor_config.json", "auto_map")
+    for file in ("tokenizer_config.json", "preprocessor_config.json"):
+        drop_local_paths(folder / file, "auto_map")
+    return pixels
 
 
-def save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, folder: Path) -> None:
-    """Write the processor as its publisher would: tokenizer, settings of the image processor, `chat_template.jinja`.
-
-    Args:
-        processor: The retriever's processor.
-        config: The retriever's configuration.
-        folder: Where to write.
-    """
+def _save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, folder: Path) -> None:
+    """Write the processor as its publisher would: tokenizer, image processor, `chat_template.jinja`."""
     backbone = config.backbone_config
     name, video = PROCESSORS[backbone.model_type]
     tokenizer = copy.deepcopy(processor.tokenizer)
-    limits = (processor.max_length, tokenizer.model_max_length)
-    tokenizer.model_max_length = min(limit for limit in limits if limit is not None)
+    if processor.max_length is not None:
+        tokenizer.model_max_length = min(processor.max_length, tokenizer.model_max_length)
     tokenizer.chat_template = processor.chat_template
-    if processor.sentence_files is None:  # the variables that the retriever's processor gives
+    if processor.sentence_files is None:  # the variable that the retriever's processor gives
         ret_token = None if config.readout == "before_token" else processor.ret_token
         tokenizer.chat_template = f"{{%- set ret_token = {json.dumps(ret_token or '')} -%}}\n{processor.chat_template}"
-    tokenizer._set_processor_class(name)
-    tokenizer.save_pretrained(folder)
-    pixels = processor.image_processor.to_dict() | {"processor_class": name}
-    pixels["image_processor_type"] = pixels["image_processor_type"].removesuffix("Pil")
-    write(folder / "preprocessor_config.json", pixels)
-    write(folder / "processor_config.json", {"processor_class": name} | _settings(processor, backbone))
+    pixels = _save_parts(tokenizer, processor.image_processor, name, folder)
+    settings: dict[str, Any] = {"processor_class": name}  # from which it counts the tokens of a picture
+    if backbone.model_type == "internvl":
+        settings["image_seq_length"] = processor.tokens_per_picture
+    if backbone.model_type == "llava":
+        strategy, patch = backbone.vision_feature_select_strategy, backbone.vision_config.patch_size
+        patches = (backbone.vision_config.image_size // patch) ** 2
+        settings |= {
+            "image_token": processor.image_token,
+            "patch_size": patch,
+            "vision_feature_select_strategy": strategy,
+            "num_additional_image_tokens": processor.tokens_per_picture - patches + (strategy == "default"),
+        }
+    write(folder / "processor_config.json", settings)
     if video is not None:
         taken = {key: pixels[key] for key in _VIDEO_KEYS if pixels.get(key) is not None}
         write(folder / "video_preprocessor_config.json", taken | {"video_processor_type": video})
 
 
-def save_modules(
+def _save_modules(
     config: PreTrainedConfig, processor: MllmRetrieverProcessor, folder: Path, prompts: dict[str, str] | None
 ) -> None:
-    """Write the modules of sentence-transformers: all states, the pooled one, its first components, unit length.
-
-    Args:
-        config: The retriever's configuration.
-        processor: Its processor; that of a published embedder holds the embedder's own files.
-        folder: Where to write.
-        prompts: Named instructions.
-    """
+    """Write the modules of sentence-transformers: all states, the pooled one, its first components, unit length."""
     files = processor.sentence_files
     if files is None:
         is_tiled = config.backbone_config.model_type == "internvl"  # its processor would cut every image into tiles
@@ -286,8 +260,11 @@ def save_modules(
     for index, entry in enumerate(modules):
         entry |= {"idx": index, "name": str(index)}
         (folder / entry["path"]).mkdir(exist_ok=True)
-        if entry["type"].endswith(".Dense"):
-            _save_cut(width, config.embedding_dim, folder / entry["path"])
+        if entry["type"].endswith(".Dense"):  # keeps the first components
+            sizes = {"in_features": width, "out_features": config.embedding_dim, "bias": False}
+            write(folder / entry["path"] / "config.json", sizes | {"activation_function": _IDENTITY})
+            weights = {"linear.weight": torch.eye(config.embedding_dim, width)}
+            save_file(weights, folder / entry["path"] / "model.safetensors")
         elif entry["type"].endswith(".Normalize"):
             write(folder / entry["path"] / "config.json", {})
     for name, content in (files | {MODULES: modules, SETTINGS: settings}).items():
@@ -318,30 +295,4 @@ def module_files(processing: dict[str, Any] | None = None) -> dict[str, Any]:
         ],
         TRANSFORMER: transformer,
         "1_Pooling/config.json": flags | {"word_embedding_dimension": None, "include_prompt": True},
-    }
-
-
-def _save_cut(width: int, dim: int, folder: Path) -> None:
-    """Write a linear module that keeps the first `dim` of `width` components."""
-    identity = "torch.nn.modules.linear.Identity"
-    write(
-        folder / "config.json",
-        {"in_features": width, "out_features": dim, "bias": False, "activation_function": identity},
-    )
-    save_file({"linear.weight": torch.eye(dim, width)}, folder / "model.safetensors")
-
-
-def _settings(processor: MllmRetrieverProcessor, backbone: PreTrainedConfig) -> dict[str, Any]:
-    """Settings of the processor itself, from which it counts the tokens of a picture."""
-    if backbone.model_type == "internvl":
-        return {"image_seq_length": processor.tokens_per_picture}
-    if backbone.model_type != "llava":
-        return {}
-    strategy, patch = backbone.vision_feature_select_strategy, backbone.vision_config.patch_size
-    patches = (backbone.vision_config.image_size // patch) ** 2
-    return {
-        "image_token": processor.image_token,
-        "patch_size": patch,
-        "vision_feature_select_strategy": strategy,
-        "num_additional_image_tokens": processor.tokens_per_picture - patches + (strategy == "default"),
     }

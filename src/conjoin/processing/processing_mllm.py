@@ -209,7 +209,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         surround an image, they are added, as InternVL's processor does. Special tokens in a text are marked.
 
         Raises:
-            ValueError: The template shows another number of images.
+            ValueError: The template fails, or it shows another number of images.
         """
         special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         pattern = "|".join(map(re.escape, sorted([*special, self.image_token], key=len, reverse=True)))
@@ -228,9 +228,13 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             kwargs = self.sentence_files.get(TRANSFORMER, {}).get("processing_kwargs", {})
             variables = kwargs.get("chat_template", {})
         named = self.tokenizer.special_tokens_map
-        rendered: Any = render_jinja_template(
-            [messages], chat_template=str(self.chat_template), **(named | variables)
-        )[0]
+        try:
+            rendered: Any = render_jinja_template(
+                [messages], chat_template=str(self.chat_template), **(named | variables)
+            )[0]
+        except Exception as error:  # a template can raise any
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the chat template of {self.tokenizer.name_or_path!r} fails: {problem}") from error
         text: str = rendered[0]
         shown, count = text.count(self.image_token), prompt.parts.count(None)
         if shown != count:
