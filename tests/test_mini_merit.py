@@ -135,34 +135,11 @@ def test_every_out_of_distribution_test_has_queries_and_leaves_some_to_train_on(
     assert 0 < len(MeritTraining(mini, ood="language")) < len(MeritTraining(mini))
 
 
-def test_an_interruption_leaves_nothing_half_done_and_the_next_call_makes_the_same(make, mini, tmp_path, monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    out = tmp_path / "merit"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(mini_merit, "_write_products", interrupted)
-        make(out)
-    assert not out.exists()
-    assert contents(make(out)) == contents(mini)
-    assert not (tmp_path / "merit.partial").exists()
+def test_it_is_the_same_every_time_and_another_with_another_seed(make, mini, tmp_path):
+    assert contents(make(tmp_path / "merit")) == contents(mini)
     other = make(tmp_path / "other", seed=1, train_queries=1, validation_queries=1, test_queries=5)
     first = (mini / "queries-test.json").read_bytes()
     assert not first.startswith((other / "queries-test.json").read_bytes())
-    monkeypatch.setattr(mini_merit, "_write_products", interrupted)
-    assert make(out) == out  # nothing to do
-
-
-def test_it_does_not_overwrite(make, mini, tmp_path):
-    with pytest.raises(
-        FileExistsError, match=r"this miniature of MERIT: it was made with queries {.*'test': \d+}, not {"
-    ):
-        make(mini, test_queries=7)
-    (tmp_path / "mine.txt").touch()
-    with pytest.raises(FileExistsError, match="remove it or choose another"):
-        make(tmp_path)
-    with pytest.raises(ValueError, match="validation_queries=0 must be at least 1"):
-        make(tmp_path / "new", validation_queries=0)
 
 
 def drawing(colour, outline="black"):

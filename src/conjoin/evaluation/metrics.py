@@ -71,13 +71,11 @@ def bootstrap_ci(
         The lower and upper bound.
 
     Raises:
-        ValueError: No values, a value is not finite, or `level` or `resamples` is out of range.
+        ValueError: No values, or a value is not finite.
     """
     sample = np.asarray(values.cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
     if sample.ndim not in (1, 2) or not sample.size or not np.isfinite(sample).all():
         raise ValueError(f"expected finite values (N,) or (S, N), and some of them, got shape {sample.shape}")
-    if not 0 < level < 1 or resamples < 1:
-        raise ValueError(f"expected 0 < level < 1 and resamples >= 1, got {level} and {resamples}")
     seeds = sample.reshape(-1, sample.shape[-1])
     distinct, counts = np.unique(seeds, axis=1, return_counts=True)
     generator = np.random.default_rng(seed)

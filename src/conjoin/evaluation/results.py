@@ -44,8 +44,7 @@ class Metric:
     ) -> Self:
         """The mean of per-query values `(N,)` and its bootstrap interval."""
         low, high = bootstrap_ci(values, resamples=resamples, seed=seed)
-        numbers = values.tolist() if isinstance(values, Tensor) else list(values)  # type: ignore[arg-type]
-        return cls(math.fsum(numbers) / len(numbers), low, high, chance)
+        return cls(math.fsum(values) / len(values), low, high, chance)  # type: ignore[arg-type]
 
 
 def score_ranks(

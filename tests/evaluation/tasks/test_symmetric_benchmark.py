@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from conjoin.evaluation import EvaluateOptions, evaluate
-from conjoin.retrieval import encode
 from tiny_encoder import tiny_encoder
 from tiny_letters import letters_encoder
 
@@ -131,21 +130,6 @@ def test_items_shared_by_triplets_enter_the_pool_once(rows, tmp_path):
     path = write(tmp_path / "triplets.jsonl", rows + swapped)
     (score,) = evaluate(tiny_encoder(), "symmetric", tmp_path / "out", FEW, data=path).scores
     assert (score.queries, score.candidates) == (24, 3 * 12 - 1)
-
-
-def test_an_interrupted_evaluation_keeps_what_was_encoded(rows, distractors, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "BATCHES_AT_ONCE", 1)
-    monkeypatch.setattr(encode, "_ROWS_PER_COMMIT", 1)
-    which = {"data": write(tmp_path / "triplets.jsonl", rows), "distractors": distractors}
-    lost = tmp_path / "130.png"
-    content = lost.read_bytes()
-    lost.write_bytes(b"not an image")
-    with pytest.raises(ValueError, match=r"130\.png.*cannot read the image"):
-        evaluate(tiny_encoder(batch_size=10), "symmetric", tmp_path / "out", FEW, **which)
-    lost.write_bytes(content)
-    encoder = tiny_encoder(batch_size=10)
-    evaluate(encoder, "symmetric", tmp_path / "out", FEW, **which)
-    assert sum(encoder.model.batches) < 30  # of 12 queries, 4 variants, 36 items and 40 distractors
 
 
 def test_an_instruction_goes_with_every_item(rows, distractors, tmp_path):

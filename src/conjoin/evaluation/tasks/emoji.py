@@ -45,11 +45,9 @@ def emoji_rows(options: EmojiOptions) -> "tuple[datasets.Dataset, datasets.Datas
     from conjoin.data.emoji.sample import emoji_concepts, load_emoji
 
     drawn = load_emoji(options.split, styles=("twemoji", "openmoji"))
-    rows: dict[str, dict[str, int]] = {"openmoji": {}, "twemoji": {}}
-    for row, (style, concept) in enumerate(zip(drawn["style"], drawn["concept"], strict=True)):
-        rows[style][concept] = row
-    shared = [concept for concept in rows["openmoji"] if concept in rows["twemoji"]]
-    queries, gallery = (drawn.select([of_style[concept] for concept in shared]) for of_style in rows.values())
+    row_of = {drawing: row for row, drawing in enumerate(zip(drawn["style"], drawn["concept"], strict=True))}
+    shared = [concept for style, concept in row_of if style == "openmoji" and ("twemoji", concept) in row_of]
+    queries, gallery = (drawn.select([row_of[style, name] for name in shared]) for style in ("openmoji", "twemoji"))
     names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
     gallery = gallery.remove_columns("text").add_column("text", names)
     if options.language != "en":  # every concept then has two names

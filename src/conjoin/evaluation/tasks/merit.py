@@ -41,8 +41,8 @@ class MeritOptions:
 def merit_cells(options: MeritOptions) -> list[Cell]:
     """Read MERIT; all files are checked before anything is encoded.
 
-    The groups of the cell are `"language"` (`"several"` if those of a query's products differ, Table 6), `"subset"`
-    (Table 7) and `"number of products in the query"`.
+    The groups of the cell are `"language"` (`"several"` if those of a query's products differ, Table 6) and `"subset"`
+    (Table 7).
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -71,17 +71,15 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
     if not kept:
         raise ValueError(f"none of the {len(queries)} queries is in {', '.join(options.subset or ())}")
 
-    languages, sizes = dict[str, list[str]](), dict[str, list[str]]()
+    languages: dict[str, list[str]] = {}
     for query in kept:
         named = {products[pid].language for pid in (*query.products, *query.positives)}
         languages.setdefault(named.pop() if len(named) == 1 else "several", []).append(query.id)
-        sizes.setdefault(str(len(query.products)), []).append(query.id)
     groups = {
         "language": {name: languages[name] for name in sorted(languages, key=lambda name: (name == "several", name))}
     }
     if any(subsets.values()):  # a catalogue of the user's own has none
         groups["subset"] = subsets
-    groups["number of products in the query"] = dict(sorted(sizes.items()))
     folder = "-".join([options.split, *(f"without-{part}" for part in PARTS if part in without)])
     return [
         Cell(
