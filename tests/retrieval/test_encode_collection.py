@@ -348,14 +348,6 @@ class TestSkipped:
         again = encode(tmp_path / "it", rows_with_bad_ones(), on_error="skip")
         assert again.changes == Changes(unchanged=17, skipped=6) and again.version == version
 
-    def test_by_default_they_are_errors_and_what_was_done_is_kept(self, small, tmp_path):
-        with pytest.raises(ValueError, match=r"^item 'row/1': cannot read the image"):
-            encode(tmp_path / "it", rows_with_bad_ones())
-        with pytest.raises(ValueError, match=r"^row 7: the image is missing"):
-            encode(tmp_path / "it", tiny_rows()[:5] + rows_with_bad_ones()[5:])
-        changes = encode(tmp_path / "it", tiny_rows()[:5] + rows_with_bad_ones()[5:], on_error="skip").changes
-        assert changes == Changes(added=12, unchanged=6, skipped=5, encoded=12)
-
     def test_nothing_but_such_rows(self, tmp_path):
         reasons = "item 'row/11': the item has neither text nor image; item 'row/10': text is empty"
         with pytest.raises(ValueError, match=f"none of the 3 rows can be used; {reasons}"):

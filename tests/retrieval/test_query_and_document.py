@@ -11,15 +11,7 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
-from conjoin.retrieval import (
-    Collection,
-    Miner,
-    encode_collection,
-    load_encoder,
-    load_mined,
-    mine_hard_negatives,
-    search_items,
-)
+from conjoin.retrieval import Collection, Miner, encode_collection, load_encoder, load_mined, mine_hard_negatives
 from conjoin.serving.searcher import Searcher
 from tiny_commands import conjoin, write_rows
 
@@ -77,15 +69,6 @@ def test_the_command_line(options, prompted, collection, capsys):
         conjoin("search", collection, "--model", prompted[0], "--text", query, "-k", 6, *words, "--json")
         results.append(json.loads(capsys.readouterr().out)["results"])
     same(results, ranked(prompted[1], prompt="zzz " if options else None))
-
-
-def test_python(prompted, collection):
-    encoder = load_encoder(prompted[0], device="cpu")
-    for prompt in (None, "zzz "):
-        result = search_items(Collection(collection), encoder, QUERIES, 6, prompt=prompt)
-        ids, scores = ranked(prompted[1], prompt=prompt)
-        assert result.ids == ids
-        np.testing.assert_allclose(result.scores, scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"prompt": "zzz "}])

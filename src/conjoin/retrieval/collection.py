@@ -1,6 +1,5 @@
 """A collection: encoded items with what is known of them, in one Lance table."""
 
-import itertools
 import logging
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ from conjoin.retrieval.collection_table import (
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, FaissIndex, default_factory, train_faiss
-from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, check_search, exact_search, named
+from conjoin.retrieval.vectors import Ranking, SearchResult, as_ranking, as_result, check_search, exact_search, named
 
 logger = logging.getLogger(__name__)
 _BYTES_AT_ONCE = 2**26
@@ -287,15 +286,13 @@ class Collection:
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()
         owners = table["query_index"].to_numpy() if "query_index" in table.column_names else np.zeros(len(table), int)
-        ids = table["id"].to_pylist()
-        candidates = matrix(table[VECTOR], self.dimension)
-        doubles = queries.astype(np.float64)[owners]
-        scores = np.einsum("nd,nd->n", candidates.astype(np.float64), doubles).astype(np.float32)
-        names = np.unique(ids, return_inverse=True)[1] if ids else np.empty(0, int)
-        order = np.lexsort((names, -scores, owners))
-        bounds = np.searchsorted(owners[order], np.arange(len(queries) + 1))
-        return [([ids[index] for index in order[first:end]], scores[order[first:end]])
-                for first, end in itertools.pairwise(bounds)]  # fmt: skip
+        ids, candidates = table["id"].to_pylist(), matrix(table[VECTOR], self.dimension)
+        rankings = []
+        for number, query in enumerate(queries.astype(np.float64)):
+            own = np.flatnonzero(owners == number)
+            scores = np.einsum("nd,d->n", candidates[own].astype(np.float64), query).astype(np.float32)
+            rankings.append(as_ranking([ids[place] for place in own], scores))
+        return rankings
 
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
         """Add the scores by vectors and by words, each divided by the best one."""

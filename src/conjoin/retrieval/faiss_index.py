@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conjoin.retrieval.collection_table import local_folder
-from conjoin.retrieval.vectors import Ranking, check_vectors
+from conjoin.retrieval.vectors import Ranking, as_ranking, check_vectors
 from conjoin.storage import DamagedError, check_checksums, flush_tree, publish_folder, temporary_path, write_checksums
 
 logger = logging.getLogger(__name__)
@@ -88,12 +88,8 @@ class FaissIndex(NamedTuple):
     def search(self, queries: np.ndarray, k: int) -> list[Ranking]:
         """The nearest rows."""
         labels, scores = search_faiss(self.index, queries, k, self.settings["probes"])
-        rankings = []
-        for row, values in zip(labels, scores, strict=True):
-            names = self.ids.take(pa.array(row[row >= 0])).to_pylist()
-            pairs = sorted(zip((-values[row >= 0]).tolist(), names, strict=True))
-            rankings.append(([name for _, name in pairs], np.array([-value for value, _ in pairs], dtype=np.float32)))
-        return rankings
+        found = [(row[row >= 0], values[row >= 0]) for row, values in zip(labels, scores, strict=True)]
+        return [as_ranking(self.ids.take(pa.array(row)).to_pylist(), values) for row, values in found]
 
 
 def import_faiss() -> Any:  # noqa: ANN401 - faiss has no types

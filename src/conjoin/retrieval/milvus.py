@@ -16,7 +16,7 @@ import pyarrow as pa
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.vectors import SearchResult, as_result, check_search
+from conjoin.retrieval.vectors import SearchResult, as_ranking, as_result, check_search
 
 _ADDRESS = re.compile(r"(https?://[^/]+|.+\.db)/(\w+)")
 _METADATA, _SCHEMA = "conjoin", "conjoin_schema"
@@ -83,9 +83,9 @@ class MilvusCollection:
         if text is not None:
             raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
         found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
-        pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in found]
-        scores = [np.array([-distance for distance, _ in row], dtype=np.float32) for row in pairs]
-        return as_result([([id_ for _, id_ in row], values) for row, values in zip(pairs, scores, strict=True)])
+        return as_result(
+            [as_ranking([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found]
+        )
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """As `Collection.rows`; thumbnails are not copied, and dates are texts."""

@@ -42,6 +42,12 @@ Ranking = tuple[list[str], np.ndarray]
 """The ids and the scores of the results of one query, best first."""
 
 
+def as_ranking(ids: Sequence[str], scores: np.ndarray) -> Ranking:
+    """Rank ids by falling scores `(N,)`; equal ones in the order of the ids."""
+    pairs = sorted(zip((-scores).tolist(), ids, strict=True))
+    return [id_ for _, id_ in pairs], np.array([-score for score, _ in pairs], dtype=np.float32)
+
+
 def as_result(rankings: list[Ranking]) -> SearchResult:
     """Join the rankings of several queries to a result."""
     scores = np.full((len(rankings), max((len(ids) for ids, _ in rankings), default=0)), -np.inf, dtype=np.float32)

@@ -43,10 +43,10 @@ _SPARE = 8
 _DEEPEST = 1024
 _RERANKED = 10
 """As `mine_hard_negatives` of sentence-transformers: candidates that are scored again for each negative."""
-_HITS = pa.list_(pa.struct({"position": pa.int64(), "score": pa.float32()}))
-_RESULTS = pa.schema({"limit": pa.float64(), "close": _HITS, "others": _HITS})
+_HIT = pa.struct({"position": pa.int64(), "score": pa.float32(), "is_close": pa.bool_()})
+_RESULTS = pa.schema({"limit": pa.float64(), "hits": pa.list_(_HIT)})
 """What a miner found for each anchor of a block: the largest score of a negative; the candidates that reach
-`duplicate_above`; and the first below it, none of them above the limit unless a reranker scores them."""
+`duplicate_above` (`is_close`) and the first below it, none above the limit unless a reranker scores them."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                     of_candidates = corpus.select_columns([*VIEWS[miner.candidate]])
                     for result, anchor, right in zip(results, block, positives, strict=True):
                         query = row_item(of_queries[anchor], f"item {queries.ids[anchor]!r}")
-                        hits = [*result["close"], *result["others"]]
+                        hits = result["hits"]
                         places = [*right, *(hit["position"] for hit in hits)]
                         items = [row_item(of_candidates[n], f"item {candidates.ids[n]!r}") for n in places]
                         scores = reranker.score(query, items, activate=True).tolist()
@@ -351,18 +351,17 @@ def _search(  # noqa: PLR0913
         pending = []
         for row, positions, scores in ranked:
             name, group = queries.ids[block[row]], queries.groups[block[row]]
-            close: list[dict[str, Any]] = []
-            others: list[dict[str, Any]] = []
+            hits, count = [], 0
             for position, score in zip(positions, scores, strict=True):
                 is_of_group = group is not None and group == candidates.groups[position]
                 if position < 0 or is_of_group or candidates.ids[position] == name:  # an approximate index finds fewer
                     continue
-                if score >= miner.duplicate_above:
-                    close.append({"position": position, "score": score})
-                elif (is_reranked or score <= limits[row]) and len(others) < wanted:
-                    others.append({"position": position, "score": score})
-            results[row] = {"limit": limits[row], "close": close, "others": others}
-            if len(others) < wanted and depth < deepest:
+                is_close = score >= miner.duplicate_above
+                if is_close or ((is_reranked or score <= limits[row]) and count < wanted):
+                    hits.append({"position": position, "score": score, "is_close": is_close})
+                    count += not is_close
+            results[row] = {"limit": limits[row], "hits": hits}
+            if count < wanted and depth < deepest:
                 pending.append(row)
         depth = min(4 * depth, deepest)
     return results
@@ -373,12 +372,13 @@ def _unite(found: Mapping[Miner, dict[str, Any]], k: int, names: list[str]) -> d
     compared = {part for miner in found for part in miner.parts}
     close: dict[int, set[str]] = defaultdict(set)
     for miner, result in found.items():
-        for hit in result["close"]:
-            close[hit["position"]] |= miner.parts
+        for hit in result["hits"]:
+            if hit["is_close"]:
+                close[hit["position"]] |= miner.parts
     duplicates = {position for position, parts in close.items() if parts == compared}
     found_by: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for miner, result in found.items():
-        kept = [hit for hit in (*result["close"], *result["others"])
+        kept = [hit for hit in result["hits"]
                 if hit["position"] not in duplicates and hit["score"] <= result["limit"]]  # fmt: skip
         first = sorted(kept, key=lambda hit: -hit["score"])[miner.range_min : miner.range_min + k]
         for rank, hit in enumerate(first, start=1):
