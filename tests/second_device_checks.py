@@ -13,7 +13,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, exact_search
 from conjoin.trainers.compress import readout_attention, readout_states
-from conjoin.trainers.gradient_cache import cached_backward, total_loss
+from conjoin.trainers.gradient_cache import cached_backward
 from conjoin.trainers.solar_explain import explain_pair, fit_thresholds
 from models.tiny_models import MODELS
 from second_device import move, second_device
@@ -35,31 +35,26 @@ def test_it_refuses_what_a_gpu_refuses():
 ANALYSES = (readout_attention, readout_states)
 
 
-def step(objective, batch, chunk):
-    """The terms of one step and the gradients, as numbers."""
+def step(objective, batch):
+    """The terms of one step with the gradient cache, which runs all that a plain step runs, and the gradients."""
     for parameter in objective.parameters():
         parameter.grad = None
     torch.manual_seed(0)
-    if chunk:
-        terms = cached_backward(objective, dict(batch), chunk, lambda loss: loss.backward())
-    else:
-        terms = objective(**batch)
-        total_loss(terms).backward()
+    terms = cached_backward(objective, dict(batch), 2, lambda loss: loss.backward())
     gradients = {name: p.grad.cpu() for name, p in objective.named_parameters() if p.grad is not None}
     return {name: float(term.detach()) for name, term in terms.items()}, gradients
 
 
-@pytest.mark.parametrize("chunk", [0, 2], ids=["plain", "gradient cache"])
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_training_step(name, chunk, tiny_checkpoints, mllm_checkpoints, tmp_path):
+def test_a_training_step(name, tiny_checkpoints, mllm_checkpoints, tmp_path):
     trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path)
     batch = trainer._loss_inputs(next(iter(trainer.get_train_dataloader())))
-    expected = step(trainer.model, batch, chunk)
+    expected = step(trainer.model, batch)
     teacher = getattr(trainer, "teacher", None)
     with second_device() as device:
         if isinstance(teacher, torch.nn.Module):  # not a submodule
             move(teacher)
-        found = step(move(trainer.model), send_to_device(batch, device), chunk)
+        found = step(move(trainer.model), send_to_device(batch, device))
     assert found[0] == pytest.approx(expected[0], rel=1e-3, abs=1e-5) and len(expected[1]) > 1
     assert found[1].keys() == expected[1].keys()
     for parameter, gradient in expected[1].items():  # attention has another kernel there
@@ -126,7 +121,7 @@ def test_attention_and_states_by_depth(mllm_checkpoints, pictures):
             torch.testing.assert_close(read(model, processor, items).cpu(), here, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["GCL", "SOLAR 1", "PUMA 2", "Coral"])
+@pytest.mark.parametrize("name", ["SOLAR 1", "Coral"])
 def test_training_and_evaluation(name, monkeypatch, tiny_checkpoints, mllm_checkpoints, tmp_path):
     def run(trainer):
         trainer.train()

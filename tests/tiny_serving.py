@@ -9,7 +9,9 @@ from conjoin.serving import Limits
 from conjoin.serving.app import Asked
 
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
-LIMITS = Limits(items=4, images=2, image_bytes=20_000, image_pixels=10_000, text_characters=200, results=10)
+LIMITS = Limits(
+    items=4, images=2, image_bytes=20_000, image_pixels=10_000, request_pixels=30_000, text_characters=200, results=10
+)
 
 
 def png(colour="red", size=(8, 8)):

@@ -1,21 +1,17 @@
-"""The app in a real browser, headless. Set CONJOIN_SCREENSHOTS to a folder to keep what it looks like."""
+"""The app in a real browser, headless."""
 
-import json
-import os
 import shutil
 import socket
 import threading
 import time
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from conjoin.serving.app import Asked, make_app
 from conjoin.serving.http import run_server
-from tiny_serving import LIMITS, png, sent
+from tiny_serving import LIMITS, png
 
 pytest.importorskip("gradio", minversion="6")
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -65,18 +61,6 @@ def page(browser, url):
     return page
 
 
-@pytest.fixture
-def keep(page, tmp_path):
-    """`keep(name)` keeps a screenshot."""
-    folder = Path(os.environ.get("CONJOIN_SCREENSHOTS") or tmp_path)
-
-    def take(name):
-        folder.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=folder / f"{name}.png", full_page=True)
-
-    return take
-
-
 def results(page):
     return page.locator("#results-0 button.cj-card")
 
@@ -101,10 +85,9 @@ def clear(page):
     page.get_by_text("Write a text, add images").wait_for()
 
 
-def test_products_at_first_chips_and_numbers(page, keep):
+def test_products_at_first_chips_and_numbers(page):
     rows = page.locator("#results-0 .cj-card")
     assert rows.count() == 5 and results(page).count() == 0
-    keep("first")
     page.locator("#chips").get_by_text("cold").click()
     page.wait_for_function(COUNT, arg=4)
     unfold(page)
@@ -112,7 +95,6 @@ def test_products_at_first_chips_and_numbers(page, keep):
     page.get_by_label("price to").fill("3")
     page.get_by_label("price to").press("Enter")
     page.wait_for_function(COUNT, arg=2)
-    keep("chips")
     search(page, "a thing")
     results(page).nth(1).wait_for()
     assert rows.count() == 2
@@ -121,7 +103,7 @@ def test_products_at_first_chips_and_numbers(page, keep):
     assert results(page).count() == 0 and page.get_by_label("price to").input_value() == ""
 
 
-def test_weights_and_a_least_score(page, keep):
+def test_weights_and_a_least_score(page):
     unfold(page)
     page.get_by_label("Weight of the image").fill("1")
     search(page, "a thing")
@@ -131,17 +113,15 @@ def test_weights_and_a_least_score(page, keep):
     page.get_by_label("Least score").fill("2")
     page.get_by_label("Least score").press("Enter")
     page.get_by_text("Nothing similar was found").wait_for()
-    keep("least-score")
     clear(page)
     page.wait_for_function(COUNT, arg=5)
     assert page.get_by_label("Least score").input_value() == ""
 
 
-def test_search_by_keyboard_and_the_next_page(page, keep):
+def test_search_by_keyboard_and_the_next_page(page):
     search(page, "a red thing")
     results(page).nth(4).wait_for()
     assert "Result 1, score" in results(page).first.get_attribute("aria-label")
-    keep("text")
     page.wait_for_timeout(1500)
     page.get_by_role("button", name="Next").click()
     page.wait_for_function(COUNT, arg=1)
@@ -153,10 +133,9 @@ def test_search_by_keyboard_and_the_next_page(page, keep):
     results(page).first.focus()
     page.keyboard.press("Enter")
     page.get_by_text("Only a joint encoder").wait_for()
-    keep("why")
 
 
-def test_search_by_upload_and_bad_upload(page, keep, tmp_path):
+def test_search_by_upload_and_bad_upload(page, tmp_path):
     (tmp_path / "blue.png").write_bytes(png("blue"))
     (tmp_path / "broken.png").write_bytes(b"this is no image")
     for name, problem in (("blue.png", None), ("broken.png", "this is no image")):
@@ -167,32 +146,28 @@ def test_search_by_upload_and_bad_upload(page, keep, tmp_path):
         results(page).nth(4).wait_for() if problem is None else page.get_by_role("alert").get_by_text(
             problem
         ).wait_for()
-        keep(name)
 
 
-def test_a_filter_and_a_bad_one(page, keep):
+def test_a_filter_and_a_bad_one(page):
     clear(page)
     page.get_by_label("Condition").fill("price > 3")
     search(page, "a thing")
     page.wait_for_function(COUNT, arg=2)
-    keep("filter")
     page.wait_for_timeout(1500)
     page.get_by_label("Condition").fill("price >")
     page.get_by_label("Condition").press("Enter")
     page.get_by_role("alert").get_by_text("cannot be evaluated").wait_for()
-    keep("bad-filter")
     page.get_by_label("Condition").fill("")
 
 
-def test_fifty_quick_queries(page, keep):
+def test_quick_queries(page):
     """The last one wins, whatever overtook it."""
     clear(page)
-    for number in range(50):
+    for number in range(15):
         search(page, f"query {number}", rest=0)
     page.get_by_role("button", name="Copy as Python").click()
-    page.get_by_text("query 49").first.wait_for()
+    page.get_by_text("query 14").first.wait_for()
     results(page).nth(4).wait_for()
-    keep("fifty-queries")
 
 
 def test_results_stand_under_the_field_on_a_phone_and_a_link_leads_to_them(browser, url):
@@ -201,36 +176,12 @@ def test_results_stand_under_the_field_on_a_phone_and_a_link_leads_to_them(brows
     page.wait_for_function(COUNT, arg=5)
     top = page.locator("#results-0 .cj-card").first.bounding_box()["y"]
     width = page.evaluate("document.documentElement.scrollWidth")
-    if folder := os.environ.get("CONJOIN_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / "phone.png")
     assert top < 464 and width <= 390, "pictures fill nearly half of the first screen, and nothing is wider than it"
     skip = page.get_by_role("link", name="Skip to the results")
     skip.focus()
     skip.press("Enter")
     assert page.url.endswith("#results-0")
     page.close()
-
-
-def test_twenty_visitors_at_once(url):
-    """Twenty sessions search at one time, by the requests that the page sends."""
-    with urllib.request.urlopen(f"{url}/config", timeout=SECONDS) as answer:
-        target = next(event["id"] for event in json.load(answer)["dependencies"] if len(event["inputs"]) > 4)
-
-    def visit(number):
-        body = json.dumps(
-            {"data": sent(f"a thing {number}", k=5), "fn_index": target, "session_hash": f"visitor{number}"}
-        ).encode()
-        join = urllib.request.Request(f"{url}/gradio_api/queue/join", body, {"content-type": "application/json"})
-        urllib.request.urlopen(join, timeout=SECONDS).close()
-        with urllib.request.urlopen(
-            f"{url}/gradio_api/queue/data?session_hash=visitor{number}", timeout=SECONDS
-        ) as data:
-            return next(line for line in map(bytes.decode, data) if "process_completed" in line)
-
-    with ThreadPoolExecutor(20) as pool:
-        for number, answer in enumerate(pool.map(visit, range(20))):
-            assert f"a thing {number}'" in answer  # the code of its own query
-            assert answer.count("data-rank") == 5
 
 
 def test_nothing_came_from_elsewhere_and_nothing_failed(page):

@@ -99,6 +99,7 @@ def test_concurrent_requests_get_their_own_answers(client):
             1,
             "item 1: image 'the image': cannot read",
         ),
+        ("/embed", {"items": [{"image": uri(png(size=(100, 100)))}] * 4}, 413, None, "have 40,000 pixels"),
         ("/nothing", {}, 404, None, "Not Found"),
     ],
 )
@@ -185,16 +186,6 @@ def test_a_body_of_many_small_parts_is_refused_before_it_is_parsed(client, path,
 def test_a_body_is_small_whatever_its_strings_hold(client):
     text = '[{"\\":1,"' * 20
     assert client.post("/embed", json={"items": [text, {"text": text, "image": uri(png())}]}).status_code == 200
-
-
-def test_pixels_of_a_request_are_limited(searcher):
-    client = TestClient(
-        make_endpoint(Searcher(searcher.encoder, None, replace(LIMITS, request_pixels=20_000))),
-        base_url="http://127.0.0.1",
-    )
-    answer = client.post("/embed", json={"items": [{"image": uri(png(size=(100, 100)))}] * 3})
-    assert answer.status_code == 413
-    assert "the 3 images of the request have 30,000 pixels" in answer.json()["error"]["message"]
 
 
 # In UTF-16 the second character has the byte of a quote, which would hide what follows from the count.

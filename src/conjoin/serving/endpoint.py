@@ -1,7 +1,6 @@
 """The HTTP endpoint: embeddings and search as JSON."""
 
 import asyncio
-import html
 import json
 import secrets
 from base64 import b64encode
@@ -25,6 +24,7 @@ import conjoin
 from conjoin.processing.item_images import is_url
 from conjoin.retrieval import Collection
 from conjoin.serving.batching import BusyError
+from conjoin.serving.html import render
 from conjoin.serving.http import LOCAL, Gate
 from conjoin.serving.limits import ItemError, Limits, TooLargeError, check_length, check_where, read_items
 from conjoin.serving.searcher import Found, Searcher
@@ -210,13 +210,8 @@ def _add_state(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
     async def docs() -> str:
         """The reference, without anything from the network."""
         schema = app.openapi()
-        operations = [
-            f"<h2>{method.upper()} {path}</h2><p>{html.escape(about.get('description', ''))}</p>"
-            for path, methods in schema["paths"].items()
-            for method, about in methods.items()
-        ]
-        schemas = html.escape(json.dumps(schema["components"]["schemas"], indent=2))
-        return f"<!doctype html><title>conjoin</title>{''.join(operations)}<h2>Requests</h2><pre>{schemas}</pre>"
+        schemas = json.dumps(schema["components"]["schemas"], indent=2)
+        return render("reference", paths=schema["paths"], schemas=schemas)
 
     registry = CollectorRegistry()
     gauge = Gauge("conjoin_waiting_items", "Items that wait for the model", registry=registry)

@@ -1,4 +1,4 @@
-"""The HTML that the app shows: results, messages and the columns of a collection."""
+"""The HTML of the app, results, messages and the columns of a collection, and of the endpoint's reference."""
 
 import math
 from collections.abc import Sequence
