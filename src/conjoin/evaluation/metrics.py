@@ -207,7 +207,7 @@ def best_ranks(
 
     def relevant(block: slice) -> Tensor:
         same = query_labels[block, None] == candidate_labels
-        return same if texts is None else same | (texts[0][block, None] == texts[1])
+        return same if texts is None else same | (texts[0][block, None] == texts[1]).to(same.device)
 
     return _ranks(queries, candidates, relevant, block_scores)
 
