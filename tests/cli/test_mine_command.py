@@ -1,10 +1,9 @@
 import json
-import shutil
 
 import pyarrow.parquet as pq
 import pytest
 
-from conjoin.retrieval import load_encoder, load_mined
+from conjoin.retrieval import load_mined
 from tiny_commands import COLOURS, conjoin
 
 
@@ -29,32 +28,10 @@ def test_mine(model, data, tmp_path, capsys):
         assert {finding["miner"] for found in row for finding in found} == {"texts", "pairs"}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("miners: [", "miners.yaml: not valid YAML"),
-        ("teachers: {}", "miners.yaml': expected one key, miners, got {'teachers': {}}"),
-        ("miners: {a: {model: m}}", "'a': expected {model, query, candidate"),
-    ],
-)
-def test_a_bad_file_of_miners(data, tmp_path, content, message):
-    (tmp_path / "miners.yaml").write_text(content)
-    with pytest.raises(ValueError, match=message):
+def test_a_bad_file_of_miners(data, tmp_path):
+    (tmp_path / "miners.yaml").write_text("teachers: {}")
+    with pytest.raises(ValueError, match=r"miners.yaml': expected one key, miners, got {'teachers': {}}"):
         mine(data, tmp_path / "out", "--miners", tmp_path / "miners.yaml")
-    with pytest.raises(ValueError, match="nothing to mine by: pass --miner"):
-        mine(data, tmp_path / "out")
-
-
-def test_a_run_loads_every_model_once(model, data, tmp_path, monkeypatch):
-    loaded = []
-
-    def load(path, **options):
-        loaded.append(path)
-        return load_encoder(path, **options)
-
-    monkeypatch.setattr("conjoin.retrieval.load_encoder", load)
-    mine(data, tmp_path / "out", "-k", 1, "--miner", "one", model, "text", "text")
-    assert loaded == [str(model)]
 
 
 @pytest.mark.parametrize(
@@ -88,28 +65,3 @@ def test_a_part_that_a_miner_compares_must_be_there(model, data, tmp_path):
     miners = ["--miner", "one", model, "image", "image", "--miner", "two", model, "text", "text"]
     with pytest.raises(ValueError, match="found no text column among 'id', 'image'"):
         mine(tmp_path / "images.csv", tmp_path / "out", *miners)
-
-
-@pytest.mark.parametrize("change", ["column", "processor", "damaged"])
-def test_a_finished_folder_of_other_rows_or_settings_is_refused(change, model, data, tmp_path):
-    table, mine_by = (
-        tmp_path / "pairs.csv",
-        shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("SHA256SUMS")),
-    )
-    lines = [f"{data}/{colour}.png,a {colour} square,{colour}\n" for colour in COLOURS]
-    table.write_text("image,text,other\n" + "".join(lines))
-    out = tmp_path / "out"
-    words = (table, out, "-k", 1, "--miner", "one", mine_by, "text", "text", "--text-column")
-    mine(*words, "text")
-    before = (out / "negatives.parquet").read_bytes()
-    if change == "processor":
-        settings = json.loads((mine_by / "tokenizer_config.json").read_text())
-        (mine_by / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 3}))
-    if change == "damaged":
-        (sums,) = out.glob("embeddings/*/SHA256SUMS")
-        sums.write_bytes(b"")
-    message = {"column": "it was made with corpus '", "processor": "was made with processor '"}
-    with pytest.raises(ValueError, match=message.get(change, "SHA256SUMS' is truncated or damaged")) as caught:
-        mine(*words, "other" if change == "column" else "text")
-    assert str(out) in str(caught.value)
-    assert (out / "negatives.parquet").read_bytes() == before

@@ -45,6 +45,7 @@ def test_types_and_defaults():
         ("encode m d --out x --batch-size 0", "--batch-size must be at least 1, got 0"),
         ("encode m d --out x --batch-size many", "argument --batch-size: invalid int value: 'many'"),
         ("search x --weight image", "argument --weight: invalid name_equals_number value: 'image'"),
+        ("search x", "nothing to search for: pass --text, --image or both"),
         ("mine d --out x", "nothing to mine by: pass --miner, --miners or both"),
         ("evaluate m --out x", "the following arguments are required: --benchmark"),
         ("copy a b --keep-pictures 0", "--keep-pictures must be at least 1, got 0"),

@@ -162,14 +162,6 @@ def test_a_folder_in_use_or_with_a_model_is_replaced_only_if_asked(recipe, tmp_p
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(out).items())
 
 
-@pytest.mark.slow
-def test_accelerate_launch_trains_on_two_processes(recipe, tmp_path, launch):
-    printed = launch("train", recipe, "--save_strategy=no")
-    steps = [entry["step"] for entry in record(tmp_path / "out")["log"] if "loss" in entry]
-    assert steps == [1, 2]  # 16 rows in batches of 2 x 4
-    assert printed.count("Saved to") == 1
-
-
 def test_a_log_is_lines_without_a_terminal(recipe, tmp_path, monkeypatch, capsys):
     recipe.write_text(recipe.read_text().replace("disable_tqdm: true\n", ""))
     assert main(["train", str(recipe), "--max_steps=2", "--save_strategy=no"]) == 0
