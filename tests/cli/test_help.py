@@ -13,27 +13,19 @@ from conjoin.cli.main import COMMANDS, main
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_what_it_does_and_shows_an_example(command, capsys, monkeypatch):
+def test_the_help_of_a_command(command, capsys, monkeypatch):
+    """It says what the command does and what each option does, and shows an example."""
     monkeypatch.setenv("COLUMNS", "2000")
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), "--help"])
-    assert stopped.value.code == 0
-    usage, what, *_, example = [text.strip() for text in capsys.readouterr().out.split("\n\n")]
+    text = capsys.readouterr().out
+    usage, what, *_, example = [part.strip() for part in text.split("\n\n")]
+    assert stopped.value.code == 0 and len(what) > 50 and what.endswith(".") and "Literal[" not in text
     assert usage.startswith(f"usage: conjoin {command} ") and example.startswith(f"example: conjoin {command}")
-    assert len(what) > 50 and what.endswith(".")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_has_a_help(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "2000")
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    text = re.sub(r"\n {10,}", "  ", capsys.readouterr().out)
-    assert "Literal[" not in text
-    said = dict(re.findall(r"^  -{0,2}([A-Za-z][\w/-]*).*?  +(\w.{5,})$", text, re.MULTILINE))
+    lines = re.sub(r"\n {10,}", "  ", text)
+    said = dict(re.findall(r"^  -{0,2}([A-Za-z][\w/-]*).*?  +(\w.{5,})$", lines, re.MULTILINE))
     module = import_module("conjoin.cli." + command.split()[-1].replace("-", "_"))
-    known = {name.lower().replace("-", "_") for name in said}
-    absent = {each.name for each in fields(module.Options)} - known
+    absent = {each.name for each in fields(module.Options)} - {name.lower().replace("-", "_") for name in said}
     assert absent <= {"overrides", "quiet", "collections", "repo_id"}, absent
 
 

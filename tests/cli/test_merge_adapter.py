@@ -14,26 +14,6 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from test_hostile_inputs import guarded
 
-RECIPE = """
-trainer: contrastive
-model_name_or_path: {mllm}
-model_init_kwargs: {{keep_layers: 2}}
-freeze_towers: true
-use_peft: true
-lora_r: 2
-lora_target_modules: [".*language_model.*"]
-dataset_format: nli
-dataset_name: {data}
-output_dir: {out}
-max_steps: 2
-per_device_train_batch_size: 4
-use_cpu: true
-report_to: none
-learning_rate: 1e-2
-save_steps: 1
-disable_tqdm: true
-"""
-
 
 @pytest.fixture(scope="module")
 def mllm(mllm_checkpoints):
@@ -104,25 +84,6 @@ def test_adapters_of_another_model_are_refused(mllm, base, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert not (tmp_path / "merged").exists()
-
-
-def test_a_checkpoint_resumed_with_its_own_steps_is_a_model(mllm, tmp_path):
-    rows = "\n".join(["sent0,sent1", *(f"a {i},b {i}" for i in range(8))])
-    (tmp_path / "nli.csv").write_text(rows)
-    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    recipe.write_text(RECIPE.format(mllm=mllm, data=tmp_path / "nli.csv", out=out))
-    assert main(["train", str(recipe)]) == 0
-    saved = {}
-    for step in (1, 2):
-        folder = tmp_path / f"step-{step}"
-        words = [f"--resume={out / f'checkpoint-{step}'}", f"--max_steps={step}", f"--output_dir={folder}"]
-        assert main(["train", str(recipe), *words]) == 0
-        saved[step] = load_file(folder / "model.safetensors")
-        assert AutoModel.from_pretrained(folder, trust_remote_code=True).config.keep_layers == 2
-    final = load_file(out / "model.safetensors")
-    assert final.keys() == saved[2].keys() == saved[1].keys()
-    assert all(torch.equal(final[name], value) for name, value in saved[2].items())
-    assert any(not torch.equal(final[name], value) for name, value in saved[1].items())
 
 
 def test_what_is_no_adapter_is_named(base, tmp_path, capsys):

@@ -162,6 +162,20 @@ def test_a_folder_in_use_or_with_a_model_is_replaced_only_if_asked(recipe, tmp_p
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(out).items())
 
 
+def test_a_checkpoint_resumed_with_its_own_steps_is_a_model(recipe, tmp_path):
+    out, saved = tmp_path / "out", {}
+    assert main(["train", str(recipe), "--max_steps=2"]) == 0
+    for step in (1, 2):
+        folder = tmp_path / f"step-{step}"
+        words = [f"--resume={out / f'checkpoint-{step}'}", f"--max_steps={step}", f"--output_dir={folder}"]
+        assert main(["train", str(recipe), *words]) == 0
+        saved[step] = weights(folder)
+    final = weights(out)
+    assert final.keys() == saved[2].keys() == saved[1].keys()
+    assert all(torch.equal(final[name], value) for name, value in saved[2].items())
+    assert any(not torch.equal(final[name], value) for name, value in saved[1].items())
+
+
 def test_a_log_is_lines_without_a_terminal(recipe, tmp_path, monkeypatch, capsys):
     recipe.write_text(recipe.read_text().replace("disable_tqdm: true\n", ""))
     assert main(["train", str(recipe), "--max_steps=2", "--save_strategy=no"]) == 0
