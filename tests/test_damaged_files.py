@@ -1,30 +1,19 @@
 """A flipped bit or a cut in a file that the package writes: loading names the file, or reads the same content.
 
-Collections are in `retrieval/test_collection_damage.py`.
+Collections are in `retrieval/test_collection_damage.py`, mined negatives in `retrieval/mining/test_mining.py`.
 """
 
 import shutil
 
 import pytest
 
-from conjoin.evaluation.results import Results, Table
 from conjoin.hub import load_model
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.storage import write_checksums
 from damage import wrong_after_damage
-from tiny_caches import read_mined
 
 FLIPS = 6
 """Bits flipped in each file."""
-
-
-def make_mined(folder):
-    folder.mkdir()
-    found = [[{"miner": "m", "rank": 1, "score": 0.5}]]
-    write_mined(
-        folder / "negatives.parquet", [[{"id": f"a{n}", "negatives": ["b"], "found_by": found}] for n in (1, 2)]
-    )
 
 
 def read_model(folder):
@@ -42,20 +31,7 @@ def make_stock(folder):
     write_checksums(folder, sorted(path.name for path in folder.iterdir()))
 
 
-def make_texts(folder):
-    folder.mkdir()
-    names = [f"{number}.json" for number in range(4)]
-    for name in names:
-        Results(name, "summary", 0, tables=[Table("t", ["a"], [["x"], [0.5]])]).save(folder / name)
-    write_checksums(folder, names)
-
-
-KINDS = {
-    "mined negatives": (make_mined, read_mined),
-    "a model": (None, read_model),
-    "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint),
-    "an evaluation": (make_texts, lambda folder: [Results.load(path) for path in sorted(folder.glob("*.json"))]),
-}
+KINDS = {"a model": (None, read_model), "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint)}
 
 
 def ends(content):

@@ -15,7 +15,7 @@ from conjoin.evaluation.results import Results
 from conjoin.hub import export, load_model
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.mining.negatives import write_mined
-from conjoin.storage import checksummed_path, publish_folder, write_text
+from conjoin.storage import publish_folder, write_text
 from power_loss import Disk, write_tree
 from tiny_caches import read_mined
 
@@ -44,8 +44,7 @@ def make_mined(folder, number, model):
 
 
 def make_results(folder, number, model):
-    with checksummed_path(folder / "results.json") as temporary:
-        Results(f"title {number}", "summary", 0).save(temporary)
+    Results(f"title {number}", "summary", 0).save(folder / "results.json")
 
 
 def make_dataset(folder, number, model):

@@ -14,7 +14,6 @@ from conjoin.hub import export_stock, model_upload, push
 from conjoin.hub.commit import PushError
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.storage import checksummed_path
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
@@ -96,14 +95,6 @@ def test_no_path_of_this_machine_is_pushed(model):
         assert b"someone/" not in raw.replace(b"someone/captions", b""), name
     recipe = json.loads(upload.files["recipe.json"])
     assert (recipe["text_model_name_or_path"], recipe["mined"], recipe["output_dir"]) == ("bert", "rows", "out")
-
-
-def test_damaged_results(tmp_path, folder):
-    with checksummed_path(tmp_path / "results.json") as temporary:
-        temporary.write_text(json.dumps(RESULTS))
-    (tmp_path / "results.json").write_text(json.dumps(RESULTS) + " ")
-    with pytest.raises(ValueError, match=r"results.json' is missing, truncated or damaged.*; evaluate again"):
-        model_upload(folder, "me/model", results=[tmp_path / "results.json"])
 
 
 def test_card_says_what_the_folder_says(folder):

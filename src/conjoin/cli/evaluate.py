@@ -57,7 +57,6 @@ def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives
     """Run the command."""
     from conjoin.evaluation import EvaluateOptions, evaluate, find_task, format_results, render_report
     from conjoin.retrieval import load_encoder
-    from conjoin.storage import checksummed_path
 
     encoder, reranker = load_encoder(options.model, **options.encoder_options()), options.load_reranker()
     names = ("hubness_penalty", "rerank_top", "baselines", "prompt", "prompt_name")
@@ -69,8 +68,7 @@ def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives
     if reranker is not None:
         results.config |= {"reranker": reranker.name, "reranked candidates": options.rerank_top}
     results.created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    with checksummed_path(out / "results.json") as temporary:
-        results.save(temporary)
+    results.save(out / "results.json")
     page = render_report(results, out / "report.html")
     print(format_results(results))
     print(f"\n{out / 'results.json'}\n{page}")

@@ -11,7 +11,7 @@ from conjoin.constants import SOLAR_HEADS
 from conjoin.hub.card import CARDS, card_name, render_card
 from conjoin.hub.commit import Upload
 from conjoin.hub.local_paths import without_paths
-from conjoin.storage import FOLDER_CHECKSUMS, check_listed
+from conjoin.storage import FOLDER_CHECKSUMS
 
 NEEDED = ("config.json", "modules.json", "processor_config.json")
 BELONGS = (
@@ -64,8 +64,6 @@ def model_upload(
     if _RECIPE in files:
         recipe = without_paths(json.loads((folder / _RECIPE).read_text(encoding="utf-8")))
         files[_RECIPE] = (json.dumps(recipe, indent=2) + "\n").encode()
-    for path in results:
-        check_listed(Path(path), "evaluate again")
     card = render_card(
         folder,
         repo_id,

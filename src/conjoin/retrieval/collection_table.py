@@ -371,7 +371,7 @@ def _publish_files(folder: Path, version: int, before: int | None) -> None:
     known, started = read_checksums(folder), time.time_ns()  # a file of Lance never changes
     paths = sorted(path.relative_to(folder) for path in (folder / TABLE).rglob("*") if path.is_file())
     names = [path.as_posix() for path in paths if not _MUTABLE & {*path.parts}]
-    sums = {name: known[name][0] if name in known else file_digest(folder / name) for name in names}
+    sums = {name: known[name] if name in known else file_digest(folder / name) for name in names}
     versions = dict.fromkeys([version, *([] if before is None else [before])])
     lines = [f"# {len(sums)} files", *(f"# version {number}" for number in versions)]
     write_text(
@@ -410,7 +410,7 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
         moment = mark.read_bytes()
         since = int(moment) if moment.isdigit() else 0
     for name, state in states.items():
-        if state.st_mtime_ns >= since and file_digest(folder / name) not in hashed[name]:
+        if state.st_mtime_ns >= since and file_digest(folder / name) != hashed[name]:
             raise DamagedError(
                 f"the file {str(folder / name)!r} is truncated or damaged: it differs from its checksum in "
                 f"{FOLDER_CHECKSUMS}; {_REMEDY}"

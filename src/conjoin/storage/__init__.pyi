@@ -4,8 +4,6 @@ from .files import (
     DamagedError as DamagedError,
     atomic_path as atomic_path,
     check_checksums as check_checksums,
-    check_listed as check_listed,
-    checksummed_path as checksummed_path,
     file_digest as file_digest,
     flush as flush,
     flush_tree as flush_tree,

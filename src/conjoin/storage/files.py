@@ -142,75 +142,42 @@ def file_digest(path: Path) -> str:
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the checksums of some files of a folder, which nobody reads yet, into its `SHA256SUMS`."""
-    _write_sums(folder, {name: [file_digest(folder / name)] for name in names})
+    """Write the checksums of some files of a folder into its `SHA256SUMS`.
 
-
-@contextmanager
-def checksummed_path(path: Path) -> Iterator[Path]:
-    """As `atomic_path`, with the checksum of the new file in the `SHA256SUMS` of its folder.
-
-    While a file is replaced, `SHA256SUMS` has the old and the new checksum, so a reader accepts either file. Only one
-    process may write into the folder.
+    The lines are for `sha256sum -c`, after a comment with the number of files: so a cut is seen.
     """
-    with temporary_path(path) as temporary:
-        yield temporary
-        sums, digest = read_checksums(path.parent), file_digest(temporary)
-        sums = {name: digests for name, digests in sums.items() if (path.parent / name).is_file()}
-        if path.name in sums:
-            _write_sums(path.parent, sums | {path.name: [*sums[path.name], digest]})
-        commit(temporary, path)
-    _write_sums(path.parent, sums | {path.name: [digest]})
+    lines = [f"{file_digest(folder / name)}  {name}\n" for name in sorted(names)]
+    write_text(folder / FOLDER_CHECKSUMS, f"# {len(lines)} files\n" + "".join(lines))
 
 
-def read_checksums(folder: Path) -> dict[str, list[str]]:
-    """The checksums of each file that the `SHA256SUMS` of a folder lists; damaged lines are left out."""
-    sums: dict[str, list[str]] = {}
-    for digest, name in _LINE.findall(_read_sums(folder)):
-        sums.setdefault(name, []).append(digest)
-    return sums
+def read_checksums(folder: Path) -> dict[str, str]:
+    """The checksum of each file that the `SHA256SUMS` of a folder lists; damaged lines are left out."""
+    path = folder / FOLDER_CHECKSUMS
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return {name: digest for digest, name in _LINE.findall(text)}
 
 
-def check_checksums(folder: Path, remedy: str, names: Iterable[str] | None = None) -> None:
-    """Compare the files of a folder with its `SHA256SUMS`.
+def check_checksums(folder: Path, remedy: str) -> None:
+    """Compare the files of a folder with its `SHA256SUMS`; a folder without one is accepted.
 
     Args:
         folder: Their folder.
         remedy: What makes a damaged file again, or replaces it.
-        names: The files, which must be listed; None for all that are, and a folder without `SHA256SUMS` is accepted.
 
     Raises:
         DamagedError: One differs or is missing; the message names it and ends with `remedy`.
     """
-    text, sums = _read_sums(folder), read_checksums(folder)
+    listed = folder / FOLDER_CHECKSUMS
+    if not listed.is_file():
+        return
+    text, sums = listed.read_text(encoding="utf-8", errors="replace"), read_checksums(folder)
     count = re.match(r"# (\d+) files\n", text)  # not written by `sha256sum`
-    if names is None and (folder / FOLDER_CHECKSUMS).is_file():
-        lines = [line for line in text.splitlines() if line[:2] != "# "]
-        if len(_LINE.findall(text)) != len(lines) or not sums or (count and int(count[1]) != len(sums)):
-            raise DamagedError(f"the file {str(folder / FOLDER_CHECKSUMS)!r} is truncated or damaged; {remedy}")
-    for name in sums if names is None else names:
-        file, digests = folder / name, sums.get(name, [])
-        while not file.is_file() or file_digest(file) not in digests:
-            before, digests = digests, read_checksums(folder).get(name, [])
-            if digests == before:  # no other process is replacing the file
-                raise DamagedError(
-                    f"the file {str(file)!r} is missing, truncated or damaged: it differs from its checksum in "
-                    f"{FOLDER_CHECKSUMS}; {remedy}"
-                )
-
-
-def check_listed(path: Path, remedy: str) -> None:
-    """Compare a file with its checksum, if the `SHA256SUMS` of its folder lists it; errors as `check_checksums`."""
-    if path.name in read_checksums(path.parent):
-        check_checksums(path.parent, remedy, [path.name])
-
-
-def _read_sums(folder: Path) -> str:
-    path = folder / FOLDER_CHECKSUMS
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _write_sums(folder: Path, sums: dict[str, list[str]]) -> None:
-    """Write lines for `sha256sum -c`, after a comment with the number of files: so a cut is seen."""
-    lines = (f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
-    write_text(folder / FOLDER_CHECKSUMS, "".join((f"# {len(sums)} files\n", *lines)))
+    lines = [line for line in text.splitlines() if line[:2] != "# "]
+    if len(sums) != len(lines) or not sums or (count and int(count[1]) != len(sums)):
+        raise DamagedError(f"the file {str(listed)!r} is truncated or damaged; {remedy}")
+    for name, digest in sums.items():
+        if not (folder / name).is_file() or file_digest(folder / name) != digest:
+            raise DamagedError(
+                f"the file {str(folder / name)!r} is missing, truncated or damaged: it differs from its checksum in "
+                f"{FOLDER_CHECKSUMS}; {remedy}"
+            )

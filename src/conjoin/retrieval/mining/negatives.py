@@ -7,7 +7,7 @@ The file is Parquet with the columns
 * `found_by`: for each of the negatives, in the same order, a list of `{miner, rank, score}`: the miners that found
   it, its rank there (from 1, the anchor itself and its duplicates not counted) and its cosine.
 
-Its checksum lies beside it in `SHA256SUMS`; in a folder without that, a file is read unchecked.
+Its pages have checksums.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, checksummed_path
+from conjoin.storage import atomic_path
 
 NEGATIVES_FILE = "negatives.parquet"
 _REMEDY = "run `conjoin mine` again"
@@ -39,9 +39,12 @@ class MinedNegatives(Mapping[str, list[str]]):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if (path.parent / FOLDER_CHECKSUMS).is_file():
-                check_checksums(path.parent, _REMEDY, [path.name])
-            table = pq.read_table(path, columns=["id", "negatives"], read_dictionary=["negatives.list.element"])
+            table = pq.read_table(
+                path,
+                columns=["id", "negatives"],
+                read_dictionary=["negatives.list.element"],
+                page_checksum_verification=True,
+            )
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
@@ -80,6 +83,7 @@ def load_mined(path: str | Path) -> MinedNegatives:
 
 def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:
     """Write blocks of rows `MINED_SCHEMA`, one row group each; the file appears when all of them are in."""
-    with checksummed_path(path) as temporary, pq.ParquetWriter(temporary, MINED_SCHEMA, compression="zstd") as writer:
+    settings: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, MINED_SCHEMA, **settings) as writer:
         for rows in blocks:
             writer.write_table(pa.Table.from_pylist(rows, schema=MINED_SCHEMA))
