@@ -8,7 +8,6 @@ network or to other files.
 import base64
 import io
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hostile_images import EITHER, ERROR, VECTOR, Hostile, encoded, images, picture
+from hostile_images import EITHER, ERROR, VECTOR, Hostile, encoded, picture
 
 CANARY = "canary-outside"
 """Part of the name of a file that hostile inputs name and that nobody may open."""
@@ -223,15 +222,3 @@ def requests() -> list[Hostile]:
         "keys twice": b'{"items": ["a"], "items": 5}',
     }
     return [Hostile("request", name, body, EITHER) for name, body in bodies.items()]
-
-
-def corpus(folder: Path) -> list[Hostile]:
-    """All of it."""
-    return [*images(), *texts(), *items(folder), *outside_paths(folder), *requests()]
-
-
-def summary(folder: Path) -> str:
-    """How many inputs there are of each kind."""
-    counts = Counter(hostile.kind for hostile in corpus(folder))
-    kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(counts.items()))
-    return f"{sum(counts.values())} hostile inputs: {kinds}"

@@ -1,9 +1,6 @@
 """Data, archives and checksums name only files of their own folder; URLs are fetched only when that is allowed."""
 
-import io
 import json
-import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ from conjoin.trainers.solar_teachers import Teachers
 from hostile import CANARY, outside_paths
 from hostile_images import encoded, picture
 from test_hostile_inputs import guarded
-from tiny_encoder import tiny_encoder, tiny_rows
+from tiny_encoder import tiny_encoder
 
 PNG = encoded(picture(), "PNG")
 
@@ -39,51 +36,11 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "data/../../outside"])
-def test_checksums_of_a_collection_name_its_files(name, folder):
-    (folder.parent / "outside").write_text("x")
-    encode_collection(tiny_rows(6), tiny_encoder(), folder)
-    sums = folder / "SHA256SUMS"
-    count, *lines = sums.read_text().splitlines()
-    sums.write_text("\n".join([f"# {int(count.split()[1]) + 1} files", *lines, f"{'0' * 64}  {name}"]) + "\n")
-    with pytest.raises(DamagedError, match=r"SHA256SUMS' is truncated or damaged"), guarded(name):
-        Collection.open(folder)
-
-
 @pytest.mark.parametrize("name", ["../outside.png", "/etc/passwd", "a/../../outside.png", "a\\b"])
 def test_checksums_name_files_of_their_folder(folder, name):
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
     with pytest.raises(DamagedError, match=r"SHA256SUMS' is truncated or damaged|is missing"), guarded(name):
         check_checksums(folder, "remove it")
-
-
-def test_members_of_an_archive(folder):
-    """A tar file with members that go up, links, devices and absolute names: only bytes inside it become images."""
-    names = [hostile.value for hostile in outside_paths(folder)]
-    with tarfile.open(folder / "shard.tar", "w") as tar:
-        for place, name in enumerate(["good.png", *names, "/absolute.png", "a/../../up.png"]):
-            for member, data in ((name, PNG), (f"{Path(name).with_suffix('')}.txt", f"text {place}".encode())):
-                entry = tarfile.TarInfo(member)
-                entry.size = len(data)
-                tar.addfile(entry, io.BytesIO(data))
-        for kind, name in (
-            (tarfile.SYMTYPE, "linked.png"),
-            (tarfile.LNKTYPE, "hard.png"),
-            (tarfile.CHRTYPE, "device.png"),
-        ):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = kind, str(folder.parent / f"{CANARY}.png")
-            tar.addfile(entry)
-    before = sorted(folder.parent.rglob("*"))
-    with guarded("the archive"):
-        rows = []
-        try:
-            rows = list(load_pairs(str(folder / "shard.tar"), on_error="skip", streaming=True))
-        except ValueError as error:
-            assert "shard.tar" in str(error) or "row" in str(error)
-    for row in rows:
-        assert row["problem"] is not None or row["image"]["bytes"] == PNG
-    assert sorted(folder.parent.rglob("*")) == before
 
 
 @pytest.mark.parametrize("streaming", [False, True])

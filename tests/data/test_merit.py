@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conjoin.data import OOD_VALUES, PRODUCT_FEATURES, MeritItems, MeritProducts, MeritTraining, merit_queries
-from conjoin.data.merit import ood_subsets, ood_values, read_captions, read_query, without_titles
+from conjoin.data.merit import ood_subsets, read_captions, read_query, without_titles
 from conjoin.data.row_images import row_item
 from conjoin.data.training_rows import QueryRows
 from conjoin.processing import parse_items
@@ -234,14 +234,6 @@ class TestBadFiles:
         )
         with pytest.raises(ValueError, match="no column 'image'; the columns are"):
             MeritProducts(own_root, "test")
-
-    def test_what_a_miniature_holds_out(self, own_root):
-        (own_root / "ood.json").write_text('{"colour": ["red"]}')
-        with pytest.raises(ValueError, match=r"ood.json': expected lists of values for some of language, attribute"):
-            ood_values(own_root)
-        (own_root / "ood.json").write_text('{"language": ["th"')
-        with pytest.raises(ValueError, match=r"ood.json': not valid JSON"):
-            ood_values(own_root)
 
     def test_bad_arguments(self, root):
         with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):

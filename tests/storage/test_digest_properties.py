@@ -1,15 +1,12 @@
 """A digest of a row changes exactly where its content does."""
 
-import io
-
 import pytest
-from PIL import Image
 
 pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
-from conjoin.storage import content_digest, item_digest, row_digest
+from conjoin.storage import item_digest, row_digest
 
 DATA = st.binary(min_size=1, max_size=6)
 PATHS = st.sampled_from(["a.png", "b/a.png", "https://example.org/a.png"])
@@ -43,30 +40,3 @@ def test_of_rows(first, second):
         or (row_digest(first) == row_digest(second))
     )
     assert same or row_digest(first) != row_digest(second)
-
-
-PIXELS = st.binary(min_size=4, max_size=4)
-PALETTES = st.lists(st.integers(0, 3), min_size=12, max_size=12)
-
-
-def palette_image(pixels, palette, transparency, orientation):
-    image = Image.frombytes("P", (2, 2), bytes(value % 4 for value in pixels))
-    image.putpalette(palette)
-    if transparency is not None:
-        image.info["transparency"] = transparency
-    if orientation is not None:
-        image.getexif()[0x0112] = orientation
-    return image
-
-
-PICTURES = st.tuples(PIXELS, PALETTES, st.none() | st.integers(0, 3), st.none() | st.integers(2, 8))
-
-
-@given(PICTURES, PICTURES)
-def test_of_pictures_with_palettes(first, second):
-    one, other = palette_image(*first), palette_image(*second)
-    reduced = [(bytes(value % 4 for value in pixels), *rest) for pixels, *rest in (first, second)]
-    assert (content_digest(one) == content_digest(other)) == (reduced[0] == reduced[1])
-    stream = io.BytesIO()
-    one.convert("RGB").save(stream, "png")
-    assert content_digest(Image.open(stream)) == content_digest(one.convert("RGB"))

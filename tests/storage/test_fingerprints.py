@@ -109,6 +109,14 @@ def test_a_row_is_known_by_the_values_of_an_array():
     assert row_digest({"image": spot}) == row_digest({"image": torch.tensor(spot)}) == row_digest({"image": picture})
 
 
+def test_a_picture_is_known_by_its_palette_and_orientation():
+    pictures = [Image.new("P", (2, 2)) for _ in range(4)]
+    pictures[1].putpalette([9, 9, 9])
+    pictures[2].info["transparency"] = 0
+    pictures[3].getexif()[0x0112] = 6
+    assert len({row_digest({"image": picture}) for picture in pictures}) == 4
+
+
 def test_the_digest_of_rows_sees_what_a_teacher_sees(tmp_path):
     rows = make_rows(3)
     plain = [dict(row) for row in rows]

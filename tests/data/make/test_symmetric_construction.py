@@ -115,17 +115,6 @@ def test_a_rewritten_text_makes_a_variant(tmp_path):
     assert [image["path"] for image in loaded["variant_image"]] == [image["path"] for image in loaded["query_image"]]
 
 
-@pytest.mark.parametrize(("rewritten", "reason"), [("", "empty"), (None, "unchanged")])
-def test_a_text_that_was_not_rewritten_makes_no_variant(tmp_path, caplog, rewritten, reason):
-    arguments = Steps().as_arguments() | {"rewrite": lambda text: text if rewritten is None else rewritten}
-    path = construct_symmetric(rows()[:1], tmp_path, **arguments)
-    assert f"item 'shop/red' has no variant: the rewritten text is {reason}" in caplog.text
-    loaded = load_triplets(path)
-    assert loaded["id"][:] == ["shop/red/original", "shop/red/edited"] and loaded["variant_text"][:] == [None, None]
-    again = construct_symmetric(rows()[:1], tmp_path, **arguments | {"rewrite": lambda text: "a variant"})
-    assert load_triplets(again)["variant_text"][:] == [None, None]  # a finished step is not repeated
-
-
 @pytest.mark.parametrize(
     ("given", "change", "message"),
     [

@@ -5,7 +5,6 @@ import re
 import datasets
 import numpy as np
 import pytest
-import transformers
 
 from conjoin.data import (
     PRINCIPLES,
@@ -13,7 +12,6 @@ from conjoin.data import (
     CompositionSettings,
     MeritProducts,
     MeritTraining,
-    ask_with,
     compose_queries,
     judge_by_titles,
     load_templates,
@@ -230,27 +228,6 @@ def test_cold_start_needs_products_and_similarity(catalogue, path, tmp_path):
     with pytest.raises(ValueError, match="needs families of products, or vectors"):
         alone = read_catalogue(path, attributes=["color", "shape"])
         compose_queries(alone, tmp_path / "b", settings, cold_start=model)
-
-
-def test_ask_with_wraps_a_pipeline(monkeypatch):
-    made = []
-
-    def pipeline(task, model, **options):
-        made.append((task, model, options))
-
-        def answer(text, **settings):
-            content = text[0]["content"]
-            assert [part["type"] for part in content] == ["image", "image", "text"]
-            assert settings["do_sample"] is False
-            return [{"generated_text": content[-1]["text"].upper()}]
-
-        return answer
-
-    monkeypatch.setattr(transformers, "pipeline", pipeline)
-    model = ask_with("some/model", device="cpu")
-    assert not made
-    assert [model([None, None], text) for text in ("a", "b")] == ["A", "B"]
-    assert made == [("image-text-to-text", "some/model", {"device": "cpu"})]
 
 
 # templates
