@@ -296,27 +296,23 @@ class MbeirTraining(QueryDataset):
         self.lines = JsonLines(query_file(self.folder, None, "train"))
         self.candidates = MbeirCandidates(self.folder, pool_file(self.folder, None, "train"))
         self._indices: list[int] = []
-        wanted: list[np.ndarray] = []  # the keys of each row's candidates
         for index, row in enumerate(self.lines):
             name = f"{str(self.lines.path)!r}, line {index + 1}"
             source = MBEIR_DATASETS[dataset_of(_id(row, "qid", name))]
-            if not datasets or source in datasets:
-                positives = _dids(row, "pos_cand_list")
-                dids = positives + (_dids(row, "neg_cand_list") if hard_negatives else [])
-                keys = id_keys(dids)
-                wanted.append(keys)
-                self.sources.append(source)
-                self.positives.append(tuple(keys[: len(positives)].tolist()))
-                self._indices.append(index)
+            if datasets and source not in datasets:
+                continue
+            positives = _dids(row, "pos_cand_list")
+            dids = positives + (_dids(row, "neg_cand_list") if hard_negatives else [])
+            keys = id_keys(dids)
+            absent = np.flatnonzero(self.candidates.find(keys) < 0)
+            if len(absent):
+                problem = f"candidate {dids[absent[0]]!r} is not in the pool {str(self.candidates.lines.path)!r}"
+                raise ItemError(f"query {row['qid']!r}", problem)
+            self.sources.append(source)
+            self.positives.append(tuple(keys[: len(positives)].tolist()))
+            self._indices.append(index)
         if not self._indices:
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets)}")
-        absent = np.flatnonzero(self.candidates.find(np.concatenate(wanted)) < 0)
-        if len(absent):
-            place = np.searchsorted(np.cumsum([len(keys) for keys in wanted]), absent[0], "right")
-            row = self.lines[self._indices[int(place)]]
-            dids = _dids(row, "pos_cand_list") + _dids(row, "neg_cand_list")
-            did, pool = next(did for did in dids if did not in self.candidates), str(self.candidates.lines.path)
-            raise ValueError(f"query {row['qid']!r}: candidate {did!r} is not in the pool {pool!r}")
 
     def read(self, index: int) -> QueryRow:
         """Read the row of a query; its candidates are ids in the pool."""

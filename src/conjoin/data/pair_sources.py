@@ -209,23 +209,26 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     if split != "train":
         raise SplitError(split, "a folder of images and captions")
     captioned = {path for path in pictures if path.with_suffix(".txt").is_file()}
-    labelled = captions and not captioned and _are_labelled(folder, pictures)
+    has_labels = len({path.parent for path in pictures}) > 1 and {path.parent.parent for path in pictures} == {folder}
+    labelled = captions and not captioned and has_labels
     listed = set(pictures) if labelled else captioned  # one of these that cannot be read is a row at fault
     images = [path for path in pictures if path in listed or is_readable(path)]
-    others = sorted(set(pictures) - set(images))
-    left_out = (
-        f"{len(others)} of the {len(pictures)} pictures cannot be read, such as {others[0].name!r}" if others else ""
-    )
     if not images:
-        raise ValueError(f"the folder {str(folder)!r} holds no images; {left_out or ', '.join(IMAGE_SUFFIXES)}")
-    if others:
-        logger.warning("%s: %s, and are left out; %s", folder, left_out, remedy(others[0].suffix.lower()))
+        raise ValueError(f"the folder {str(folder)!r} holds no images that can be read; {', '.join(IMAGE_SUFFIXES)}")
+    for other in sorted(set(pictures) - set(images))[:1]:
+        counts, kind = (len(pictures) - len(images), len(pictures)), remedy(other.suffix.lower())
+        logger.warning("%s: %d of %d pictures cannot be read, such as %r; %s", folder, *counts, other.name, kind)
     names = [_utf8(image.relative_to(folder).as_posix()) for image in images]
     columns = {"id": names, "file_name": names}
     if labelled:
         columns["label"] = [_utf8(image.parent.name) for image in images]
     elif captions:
-        _check_captions(folder, images, captioned)
+        if without := sorted(set(images) - captioned):
+            raise ValueError(
+                f"{len(without)} of {len(images)} images in {str(folder)!r} have no caption, such as "
+                f"{without[0].name!r}; expected a .txt of the same name beside each, or one of "
+                f"{', '.join(METADATA_FILES)} with the columns file_name and text, or one folder per label"
+            )
         columns["text"] = [_read_caption(image.with_suffix(".txt")) for image in images]
     pairs = datasets.Dataset.from_dict(columns)
     if labelled:
@@ -259,24 +262,3 @@ def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None
     if len(chosen) != 1:
         raise SplitError(split, repr(str(folder)), names)
     return folder / chosen[0]
-
-
-def _are_labelled(folder: Path, pictures: list[Path]) -> bool:
-    """Whether pictures lie in one folder per label: all exactly one level below `folder`, in several folders."""
-    return len({picture.parent for picture in pictures}) > 1 and all(
-        picture.parent.parent == folder for picture in pictures
-    )
-
-
-def _check_captions(folder: Path, images: list[Path], captioned: set[Path]) -> None:
-    """Refuse images without a caption, and log captions without an image."""
-    without = sorted(set(images) - captioned)
-    if without:
-        raise ValueError(
-            f"{len(without)} of {len(images)} images in {str(folder)!r} have no caption, such as "
-            f"{without[0].name!r}; expected a .txt of the same name beside each, or one of "
-            f"{', '.join(METADATA_FILES)} with the columns file_name and text, or one folder per label"
-        )
-    alone = sorted(set(folder.rglob("*.txt")) - {image.with_suffix(".txt") for image in images})
-    if alone:
-        logger.warning("%d .txt files in %r have no image, such as %r", len(alone), str(folder), alone[0].name)
