@@ -44,10 +44,6 @@ def _jitter_colour(image: Image.Image, random: np.random.Generator) -> Image.Ima
     return Image.merge("HSV", (hue, saturation, value)).convert("RGB")
 
 
-def _grey(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    return image.convert("L").convert("RGB")
-
-
 def _blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(random.uniform(0.003, 0.012) * max(image.size)))
 
@@ -55,14 +51,6 @@ def _blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
 def _posterise(image: Image.Image, random: np.random.Generator) -> Image.Image:
     steps = int(random.integers(2, 6))
     return image.point([round(round(level / 255 * steps) / steps * 255) for level in range(256)] * 3)
-
-
-def _outline(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    return ImageChops.multiply(image, _lines(image))
-
-
-def _line_drawing(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    return _lines(image)
 
 
 def _lines(image: Image.Image) -> Image.Image:
@@ -74,9 +62,9 @@ def _lines(image: Image.Image) -> Image.Image:
 
 
 _OCCASIONAL: tuple[tuple[float, Change], ...] = (
-    (0.10, _outline),
-    (0.05, _line_drawing),
+    (0.10, lambda image, random: ImageChops.multiply(image, _lines(image))),  # an outline
+    (0.05, lambda image, random: _lines(image)),
     (0.10, _posterise),
-    (0.10, _grey),
+    (0.10, lambda image, random: image.convert("L").convert("RGB")),
     (0.15, _blur),
 )

@@ -122,10 +122,6 @@ class Skipped(NamedTuple):
     id: str
     reason: str
 
-    def to_json(self) -> str:
-        """Return the line of the file."""
-        return json.dumps({name: value for name, value in self._asdict().items() if value is not None})
-
 
 def read_skipped(path: Path) -> list[Skipped]:
     """Read the file of skipped rows; there are none without it."""
@@ -153,7 +149,9 @@ class SkippedFile:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{row.to_json()}\n" for row in new)
+            for row in new:
+                known = {name: value for name, value in row._asdict().items() if value is not None}
+                file.write(json.dumps(known) + "\n")
         self.rows.update(new)
         logger.warning("skipped %d rows that cannot be used, %d in all; see %s", len(new), len(self.rows), self.path)
 

@@ -20,15 +20,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     ViTImageProcessorPil,
 )
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, PILImageResampling
 
 from conjoin.data.emoji.sample import wheel_folder
 
 SAMPLE_VISION_LAYER = 11
 """The hidden layer of the sample vision tower to use (1-NN accuracy 0.65, against 0.51 for the last)."""
-
-_IMAGENET_MEAN = [0.485, 0.456, 0.406]
-_IMAGENET_STD = [0.229, 0.224, 0.225]
-_BICUBIC = 3
 
 
 def load_sample_vision_tower() -> Dinov2Model:
@@ -74,9 +71,9 @@ def sample_image_processor(size: int = 98) -> ViTImageProcessorPil:
         raise ValueError(f"size is {size}; expected a positive multiple of the patch size 14, such as 70, 98 or 224")
     return ViTImageProcessorPil(
         size={"height": size, "width": size},
-        resample=_BICUBIC,
-        image_mean=_IMAGENET_MEAN,
-        image_std=_IMAGENET_STD,
+        resample=PILImageResampling.BICUBIC,
+        image_mean=IMAGENET_DEFAULT_MEAN,
+        image_std=IMAGENET_DEFAULT_STD,
         do_convert_rgb=True,
     )
 
