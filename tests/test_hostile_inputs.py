@@ -18,8 +18,8 @@ from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.serving import Limits
 from conjoin.serving.searcher import Searcher
-from hostile import CANARY, TEXTS, images, items, outside_paths, requests, texts
-from hostile_images import EITHER
+from hostile import CANARY, TEXTS, items, outside_paths, requests, texts
+from hostile_images import EITHER, images
 
 SECONDS = 20
 """More than any input may take, on a busy machine."""
