@@ -82,7 +82,7 @@ def test_json_round_trip(results, tmp_path):
     data = json.loads((tmp_path / "results.json").read_text())
     assert data["versions"]["conjoin"] == conjoin.__version__
     assert {"torch", "transformers", "python"} <= data["versions"].keys()
-    assert render(results, tmp_path) == render(str(tmp_path / "results.json"), tmp_path)
+    assert render(results, tmp_path) == render(Results.load(tmp_path / "results.json"), tmp_path)
 
 
 def test_nothing_is_loaded_and_nothing_runs(results, tmp_path):

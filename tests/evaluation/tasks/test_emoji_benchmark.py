@@ -64,6 +64,6 @@ def test_queries_in_another_language(few):
     for id_, right in german.qrels.items():
         assert german.queries.item(id_) == {"text": names[id_.split("/")[0]]}
         assert german.corpus.item(right[0]) == english.corpus.item(right[0])
-    assert len(english.qrels) < len(german.qrels) == len(german.queries.parts)  # also names without a second one
+    assert len(english.qrels) < len(german.qrels) == len(german.queries.rows)  # also names without a second one
     with pytest.raises(ValueError, match="unknown language 'xx'"):
         emoji_cells(EmojiOptions(split="validation", language="xx"))

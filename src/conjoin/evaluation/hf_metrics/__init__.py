@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-NAMES = ("hit_rate_at_k", "recall_at_k", "mrr_at_k")
-
 
 def load_metric(name: str) -> Any:  # noqa: ANN401 - the library is untyped
-    """Load one of `NAMES` by `evaluate.load`, without a network.
+    """Load `hit_rate_at_k`, `recall_at_k` or `mrr_at_k` by `evaluate.load`, without a network.
 
     Raises:
         ImportError: `evaluate` is not installed.

@@ -5,7 +5,6 @@ from pathlib import Path
 from huggingface_hub import RepoCard, SpaceCardData
 
 from conjoin.evaluation import rank_metrics
-from conjoin.evaluation.hf_metrics import NAMES
 from conjoin.hub.card import CARDS
 from conjoin.hub.commit import Upload
 
@@ -20,15 +19,14 @@ def metric_upload(name: str, repo_id: str, license: str = "apache-2.0") -> Uploa
     """Collect the files of a metric: its script, the functions that it uses, the app of the Space, the card.
 
     Args:
-        name: One of `conjoin.evaluation.hf_metrics.NAMES`.
+        name: `hit_rate_at_k`, `recall_at_k` or `mrr_at_k`.
         repo_id: The Space; its name must be that of the metric, because `evaluate` looks for a script of that name.
         license: Of the code.
 
     Raises:
-        ValueError: No metric of this name, or the Space has another name.
+        FileNotFoundError: No metric of this name.
+        ValueError: The Space has another name.
     """
-    if name not in NAMES:
-        raise ValueError(f"unknown metric {name!r}; expected one of {list(NAMES)}")
     if repo_id.split("/")[-1] != name:
         raise ValueError(f"the Space of the metric {name!r} must be named OWNER/{name}, got {repo_id!r}")
     here = Path(__file__).parent

@@ -16,24 +16,19 @@ _WIDTH, _HEIGHT = 520, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 30, 36
 
 
-def render_report(results: Results | str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
+def render_report(results: Results, out_html: str | os.PathLike[str]) -> Path:
     """Write the report of `results` as one HTML file.
 
     All text is escaped. A Content-Security-Policy without sources keeps the page from loading anything, whatever the
     results name as a picture.
 
     Args:
-        results: `Results`, or the path of their JSON file.
+        results: The results; `Results.load` reads them from their JSON file.
         out_html: The file to write; missing folders are created.
 
     Returns:
         The path of the file.
-
-    Raises:
-        ValueError: The results are malformed.
     """
-    if not isinstance(results, Results):
-        results = Results.load(results)
     model = "/".join(Path(str(results.model.get("name", ""))).parts[-2:])  # of a folder, the end of its path
     run = {"seed": results.seed, **({"date": results.created} if results.created else {}), **results.versions}
     facts = {"Model": results.model, "Data": results.dataset, "Versions": run, "Configuration": results.config}

@@ -5,7 +5,9 @@ more similar to X than X⁻. R@k: X⁺ among the first k of the items of all tri
 the mean of R@1, R@5 and R@10; Avg: the mean of mR and Precision. Ties are failures.
 """
 
+import itertools
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,16 @@ class SymmetricOptions:
     instruction: str | None = None
 
 
+class _Joined:
+    """The rows of two sources, one after the other, at every reading."""
+
+    def __init__(self, *sources: Iterable[Mapping[str, Any]]) -> None:
+        self.sources = sources
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return itertools.chain(*self.sources)
+
+
 def triplet_cell(
     name: str,
     triplets: "datasets.Dataset",
@@ -52,9 +64,7 @@ def triplet_cell(
     Raises:
         ValueError: No triplets, or two equal items in a triplet.
     """
-    import datasets
-
-    from conjoin.data.columns import IMAGE, undecoded
+    from conjoin.data.columns import undecoded
     from conjoin.storage.fingerprints import text_digest
 
     items: dict[str, dict[str, Any]] = {}
@@ -68,7 +78,7 @@ def triplet_cell(
                 sides[role].append({"id": row["id"], **item})
             if role != "variant":
                 keys.append(text_digest(json.dumps(item, sort_keys=True, default=bytes.hex)))
-                items.setdefault(keys[-1], {"id": keys[-1], "image": None, "text": None, **item})
+                items.setdefault(keys[-1], {"id": keys[-1], **item})
         if len(set(keys)) < 3:
             raise ValueError(f"triplet {row['id']!r}: two of query, positive and negative are the same item")
         excluded[row["id"]], qrels[row["id"]], negatives[row["id"]] = [keys[0]], [keys[1]], keys[2]
@@ -77,18 +87,12 @@ def triplet_cell(
     if not items:
         raise ValueError("there are no triplets to evaluate")
     queries, variants = (Rows(f"{name}, {role}", rows, instruction) for role, rows in sides.items())
-    text = datasets.Value("string")
-    corpus: Any = datasets.Dataset.from_list(
-        [*items.values()], features=datasets.Features({"id": text, "image": IMAGE, "text": text})
-    )
-    if distractors is not None:
-        own = corpus if isinstance(distractors, datasets.Dataset) else corpus.to_iterable_dataset()
-        more = undecoded(distractors).select_columns(["id", "image", "text"])
-        corpus = datasets.concatenate_datasets([own, more])
+    others = Rows("distractors", [] if distractors is None else undecoded(distractors))
+    corpus = _Joined(items.values(), others.rows)
     return Cell(
         name,
         queries,
-        Rows(f"{name}, candidates", corpus, instruction),
+        Rows(f"{name}, candidates", corpus, instruction, lambda id_: items[id_] if id_ in items else others.row(id_)),
         qrels,
         excluded=excluded,
         negatives=negatives,
