@@ -20,7 +20,7 @@ from torch import Tensor
 from conjoin.data import load_emoji
 from conjoin.evaluation import best_ranks, bootstrap_ci
 from conjoin.hub import load_model
-from conjoin.trainers import cache_features, load_recipe, train
+from conjoin.trainers import CachedFeatures, load_recipe, train
 
 WORK = ROOT / "runs/claims-demo"
 ARGS = ROOT / "training_args"
@@ -49,7 +49,7 @@ class Gallery:
         model, processor = load_recipe(ARGS / "sample/demo.yaml").model.load()
         rows = {"queries": queries, "gallery": gallery.remove_columns("text").add_column("text", names)}
         self.features = [
-            cache_features(model, processor, some, WORK / "test" / part, first_only=True)
+            CachedFeatures(model, processor, some, WORK / "test" / part, first_only=True)
             for part, some in rows.items()
         ]
 

@@ -30,7 +30,7 @@ from conjoin.data import EpochRows, load_emoji
 from conjoin.evaluation import best_ranks
 from conjoin.losses import ContrastiveLoss, GclLoss, info_nce
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.trainers import CachedFeatures, RetrievalTrainer, cache_features, collate_features, load_recipe
+from conjoin.trainers import CachedFeatures, RetrievalTrainer, collate_features, load_recipe
 
 ROOT = Path(__file__).parents[1]
 MODALITIES = {"image": "image", "text": "text", "image,text": "fused"}
@@ -201,7 +201,7 @@ def main() -> None:
 
     def features(name: str, seed: int | None = None) -> CachedFeatures:
         options = {"dtype": torch.bfloat16, "first_only": seed is None, "seed": seed or 0}
-        return cache_features(encoder, processor, rows[name], f"runs/claims/features/{name}", **options)
+        return CachedFeatures(encoder, processor, rows[name], f"runs/claims/features/{name}", **options)
 
     test_features = {name: features(name) for name in ("query", "gallery")}
     record = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}

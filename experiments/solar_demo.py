@@ -23,7 +23,7 @@ from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection_table import check_place
-from conjoin.trainers import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
+from conjoin.trainers import CachedFeatures, RetrievalTrainer, load_recipe, recipe_folder, train
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
@@ -86,7 +86,7 @@ def _read(trainers: dict[str, RetrievalTrainer], scenes: Path, folder: Path) -> 
     model, processor = cast(JointEncoderModel, trainer.encoder), cast(Any, trainer.processing_class)
 
     def cache(name: str, rows: Any) -> CachedFeatures:  # noqa: ANN401 - any rows
-        return cache_features(model, processor, rows, folder / name, dtype=_dtype(trainer), first_only=True)
+        return CachedFeatures(model, processor, rows, folder / name, dtype=_dtype(trainer), first_only=True)
 
     distractors = load_pairs(scenes / "distractors.parquet")
     features = cache("distractors", distractors)

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from conjoin.data import EpochRows, augment_image, load_pairs
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
-from conjoin.trainers import CachedFeatures, cache_features, load_recipe
+from conjoin.trainers import CachedFeatures, load_recipe
 
 SETS = (
     "validation_known", "validation_unseen", "test_known", "test_unseen", "test_known_same_union",
@@ -115,7 +115,7 @@ class Scenes:
 
     def _cache(self, name: str, rows: Any) -> CachedFeatures:  # noqa: ANN401
         folder = self.folder / f"features-{self.args.image_size}" / name
-        return cache_features(self.encoder, self.processor, rows, folder, dtype=self.dtype, first_only=True)
+        return CachedFeatures(self.encoder, self.processor, rows, folder, dtype=self.dtype, first_only=True)
 
 
 class WithVersions(CachedFeatures):
@@ -123,7 +123,7 @@ class WithVersions(CachedFeatures):
 
     def __init__(self, pairs: CachedFeatures, versions: CachedFeatures) -> None:
         EpochRows.__init__(self, pairs.rows, pairs.seed)
-        self.images, self.texts, self.source = pairs.images, pairs.texts, pairs.source
+        self.images, self.texts = pairs.images, pairs.texts
         self.first_only, self.versions = True, versions
 
     def choose(self, index: int, *salt: int) -> dict[str, Tensor]:

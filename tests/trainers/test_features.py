@@ -9,7 +9,7 @@ from PIL import Image as PilImage
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.trainers.features import cache_features, collate_features, precompute
+from conjoin.trainers.features import CachedFeatures, collate_features, precompute
 from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 
 VIEWS = ("image", "text", "fused")
@@ -31,7 +31,7 @@ def two_texts(count=5):
 @pytest.fixture
 def cache(tiny_checkpoints, tmp_path):
     model, processor = frozen(tiny_checkpoints)
-    return lambda rows, folder="features", **options: cache_features(
+    return lambda rows, folder="features", **options: CachedFeatures(
         model, processor, rows, tmp_path / folder, **options
     )
 

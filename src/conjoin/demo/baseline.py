@@ -53,13 +53,13 @@ def compare_models(
         joint_encoder: Also train a joint encoder.
     """
     from conjoin.evaluation import Table
-    from conjoin.trainers import cache_features, load_recipe, recipe_folder, train
+    from conjoin.trainers import CachedFeatures, load_recipe, recipe_folder, train
 
     def recipe(name: str, *more: str) -> Any:  # noqa: ANN401
         return load_recipe(recipe_folder() / name, [*flags, "--eval_strategy", "no", *more])
 
     test = [
-        cache_features(trainer.encoder, processor, each, folder / name, first_only=True)
+        CachedFeatures(trainer.encoder, processor, each, folder / name, first_only=True)
         for name, each in zip(("queries", "gallery"), rows, strict=True)
     ]
     models = {TOWERS: recipe(DEMO).model.load()[0].to(trainer.args.device)}

@@ -28,6 +28,5 @@ from .fingerprints import (
     settings_digest as settings_digest,
     stable_id as stable_id,
     text_digest as text_digest,
-    tokenizer_digest as tokenizer_digest,
     weights_digest as weights_digest,
 )

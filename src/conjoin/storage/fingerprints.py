@@ -65,19 +65,13 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(kept, sort_keys=True, default=str))
 
 
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A fingerprint of how a tokenizer cuts texts."""
-    return settings_digest(
-        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
-    )
-
-
 def part_digest(part: Any) -> str:  # noqa: ANN401
     """A fingerprint of an image processor, a tokenizer or a processor of transformers; of anything else, its type."""
     if isinstance(part, ProcessorMixin):
         return processor_digest(part)
     if isinstance(part, PreTrainedTokenizerBase):
-        return settings_digest({"words": tokenizer_digest(part), "longest": part.model_max_length})
+        words = json.loads(part.backend_tokenizer.to_str()) if part.is_fast else part.get_vocab()
+        return settings_digest({"words": settings_digest(words), "longest": part.model_max_length})
     if isinstance(part, ImageProcessingMixin):
         return settings_digest(part.to_dict())
     if isinstance(part, Tokenizer):  # of a static model

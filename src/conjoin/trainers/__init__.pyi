@@ -10,12 +10,7 @@ from .contrastive import (
     QueryContrastiveTrainer as QueryContrastiveTrainer,
 )
 from .coral import CoralConfig as CoralConfig, CoralTrainer as CoralTrainer
-from .features import (
-    CachedFeatures as CachedFeatures,
-    cache_features as cache_features,
-    collate_features as collate_features,
-    precompute as precompute,
-)
+from .features import CachedFeatures as CachedFeatures, collate_features as collate_features, precompute as precompute
 from .gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
 from .peft import add_adapters as add_adapters, load_adapted as load_adapted, merge_lora as merge_lora
 from .puma import (

@@ -31,7 +31,7 @@ from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECT
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
-from conjoin.trainers.features import cache_features, collate_features
+from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
 from conjoin.trainers.sharded import Sharding
@@ -324,7 +324,7 @@ class RetrievalTrainer(Trainer):
                     return {name: cached(each, **options) for name, each in rows.items()}
                 dtype = torch.bfloat16 if args.bf16 else torch.float32
                 options |= {"folder": args.features_dir, "seed": args.seed, "dtype": dtype, "args": args}
-                return None if rows is None else cache_features(encoder, processing_class, rows, **options)
+                return None if rows is None else CachedFeatures(encoder, processing_class, rows, **options)
 
             data_collator = collate_features
             train_dataset = cached(train_dataset, copies=args.feature_copies)

@@ -63,37 +63,106 @@ def precompute(
 
 
 class CachedFeatures(EpochRows):
-    """Rows of tower features; each epoch samples one stored copy of the image and one of its texts.
+    """Rows of the features of frozen towers; each epoch samples one stored copy of the image and one of its texts.
+
+    They are computed once, and read from `folder` afterwards.
 
     Args:
-        images: Of each row `image_features` `(copies, 1 + P, h)`.
+        encoder: A joint encoder whose towers are frozen.
+        processor: Its processor.
+        rows: Pairs: `image`, `text`, optionally `alternative_text` (a second text to draw from), `group` or `id`.
+        folder: Where the files are kept.
+        copies: Stored versions of each image; the first is unchanged, the others are made by `augment_image`.
+        seed: Of the sampling in training.
+        dtype: What the vision tower computes in.
+        first_only: Always use the first version and the first text (for evaluation).
+        args: Of a trainer, whose main process computes; and where to compute.
+
+    Attributes:
+        images: Of each row `image_features` `(N, copies, 1 + P, h)`; `ids` `(N,)`, equal for rows that show the same
+            thing; `text_rows` `(N, 2)`, the rows of `texts` that it may use, -1 for none.
         texts: Of each distinct text `text_features` and masks.
-        ids: `(N,)` equal for rows that show the same thing.
-        text_rows: `(N, 2)` the rows of `texts` that each row may use, -1 for none.
-        rows: What they were computed from.
-        dtype: Of the image features.
-        first_only: Always use the first copy and the first text (for evaluation).
-        seed: Seed of the sampling.
+
+    Raises:
+        ValueError: The model is not a joint encoder, a tower is trained, or the rows are a stream.
     """
 
     def __init__(
         self,
-        images: datasets.Dataset,
-        texts: datasets.Dataset,
-        ids: Tensor,
-        text_rows: Tensor,
+        encoder: JointEncoderModel,
+        processor: ProcessorMixin,
         rows: Any,
+        folder: str | Path,
+        *,
+        copies: int = 1,
+        seed: int = 0,
         dtype: torch.dtype = torch.float32,
         first_only: bool = False,
-        seed: int = 0,
+        args: TrainingArguments | None = None,
     ) -> None:
-        super().__init__(images, seed)
-        self.source, self.first_only = rows, first_only
-        self.images, self.texts = (
-            {name: torch.from_numpy(values) for name, values in each.with_format("numpy")[:].items()}
-            for each in (images, texts)
-        )
-        self.images = {"image_features": self.images["image_features"].to(dtype), "ids": ids, "text_rows": text_rows}
+        super().__init__(rows, seed)
+        self.first_only = first_only
+        if not isinstance(encoder, JointEncoderModel):
+            raise ValueError(f"feature_copies: only the towers of a joint encoder, got {type(encoder).__name__}")
+        for name in ("vision_model", "text_model"):
+            if any(parameter.requires_grad for parameter in encoder.get_submodule(name).parameters()):
+                raise ValueError(f"feature_copies: {name} is trained; set freeze_towers, or feature_copies to 0")
+        if not hasattr(rows, "__len__"):
+            raise ValueError("feature_copies: the features of a stream are not kept; set dataset_streaming to false")
+        if args is not None:
+            nn.Module.to(encoder, args.device)  # the trainer moves it only later
+        was_training = encoder.training
+        encoder.eval()  # no dropout in what is stored
+        texts_of = [
+            [plain_text(row.get("image"), text) for text in (row["text"], row.get("alternative_text")) if text]
+            for row in rows
+        ]
+        words = sorted({text for of_row in texts_of for text in of_row})
+        places = {text: place for place, text in enumerate(words)}
+        text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
+        inputs = processor([{"text": text} for text in words]).to(
+            encoder.device
+        )  # at once, so that all have one length
+        random = np.random.default_rng(0)  # one for all rows, in their order
+
+        def changed(image: Any, name: str) -> Any:
+            return map_images(lambda one: augment_image(load_image(one, name), random), image)
+
+        @torch.inference_mode()
+        def of_images(chosen: list[int]) -> dict[str, Any]:
+            some = [rows[index] for index in chosen]
+            names = [str(row.get("id", index)) for index, row in zip(chosen, some, strict=True)]
+            images = [row["image"] for row in some]
+            versions = [images, *([*map(changed, images, names)] for _ in range(copies - 1))]
+            features = [_image_features(encoder, processor, version, names, dtype) for version in versions]
+            return {"image_features": torch.stack(features, 1).numpy()}
+
+        @torch.inference_mode()
+        def of_texts(chosen: list[int]) -> dict[str, Any]:
+            some = slice(chosen[0], chosen[-1] + 1)
+            features = encoder.run_text_tower(inputs["input_ids"][some], inputs["attention_mask"][some]).cpu()
+            return {"text_features": features.numpy()} | {name: inputs[name][some].cpu().numpy() for name in MASKS}
+
+        width, length = encoder.config.text_config.hidden_size, inputs["input_ids"].shape[1]
+        key: dict[str, Any] = {
+            "towers": weights_digest(encoder, ("vision_model.", "text_model.")),
+            "layers": [encoder.config.vision_hidden_layer, str(dtype), copies],
+            "processor": processor_digest(processor),
+            "rows": rows_digest(rows),
+        }
+        masks = {name: List(Value(str(inputs[name].dtype).partition(".")[2]), length=length) for name in MASKS}
+        kept = partial(precompute, folder=folder, batch_size=BATCH_SIZE, args=args)
+        columns = datasets.Features({"text_features": Array2D((1 + length, width), "float32"), **masks})
+        texts = kept(range(len(words)), of_texts, key=key | {"part": "texts"}, features=columns)
+        with torch.inference_mode():
+            shape = _image_features(encoder, processor, [rows[0]["image"]], [str(rows[0].get("id", 0))], dtype).shape
+        columns = datasets.Features({"image_features": Array3D((copies, *shape[1:]), "float32")})
+        images = kept(range(len(rows)), of_images, key=key | {"part": "pixels"}, features=columns)
+        encoder.train(was_training)
+        ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
+        self.texts = {name: torch.from_numpy(values) for name, values in texts.with_format("numpy")[:].items()}
+        pixels = torch.from_numpy(images.with_format("numpy")["image_features"][:]).to(dtype)
+        self.images = {"image_features": pixels, "ids": ids, "text_rows": text_rows}
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.choose(index)
@@ -118,93 +187,6 @@ def collate_features(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
     """Stack cached rows into a batch with the layout of `PairCollator`: `pairs` and `ids`."""
     stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return {"ids": stacked.pop("ids"), "pairs": stacked}
-
-
-def cache_features(
-    encoder: JointEncoderModel,
-    processor: ProcessorMixin,
-    rows: Any,
-    folder: str | Path,
-    *,
-    copies: int = 1,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    first_only: bool = False,
-    args: TrainingArguments | None = None,
-) -> CachedFeatures:
-    """Return the features of the frozen towers for rows, from `folder`, where they were computed before.
-
-    Args:
-        encoder: A joint encoder whose towers are frozen.
-        processor: Its processor.
-        rows: Pairs: `image`, `text`, optionally `alternative_text` (a second text to draw from), `group` or `id`.
-        folder: Where the files are kept.
-        copies: Stored versions of each image; the first is unchanged, the others are made by `augment_image`.
-        seed: Of the sampling in training.
-        dtype: What the vision tower computes in.
-        first_only: Always use the first version and the first text (for evaluation).
-        args: Of a trainer, whose main process computes; and where to compute.
-
-    Raises:
-        ValueError: The model is not a joint encoder, a tower is trained, or the rows are a stream.
-    """
-    if not isinstance(encoder, JointEncoderModel):
-        raise ValueError(f"feature_copies: only the towers of a joint encoder, got {type(encoder).__name__}")
-    for name in ("vision_model", "text_model"):
-        if any(parameter.requires_grad for parameter in encoder.get_submodule(name).parameters()):
-            raise ValueError(f"feature_copies: {name} is trained; set freeze_towers, or feature_copies to 0")
-    if not hasattr(rows, "__len__"):
-        raise ValueError("feature_copies: the features of a stream are not kept; set dataset_streaming to false")
-    if args is not None:
-        nn.Module.to(encoder, args.device)  # the trainer moves it only later
-    was_training = encoder.training
-    encoder.eval()  # no dropout in what is stored
-    texts_of = [
-        [plain_text(row.get("image"), text) for text in (row["text"], row.get("alternative_text")) if text]
-        for row in rows
-    ]
-    words = sorted({text for of_row in texts_of for text in of_row})
-    places = {text: place for place, text in enumerate(words)}
-    text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
-    inputs = processor([{"text": text} for text in words]).to(encoder.device)  # at once, so that all have one length
-    random = np.random.default_rng(0)  # one for all rows, in their order
-
-    def changed(image: Any, name: str) -> Any:
-        return map_images(lambda one: augment_image(load_image(one, name), random), image)
-
-    @torch.inference_mode()
-    def of_images(chosen: list[int]) -> dict[str, Any]:
-        some = [rows[index] for index in chosen]
-        names = [str(row.get("id", index)) for index, row in zip(chosen, some, strict=True)]
-        images = [row["image"] for row in some]
-        versions = [images, *([*map(changed, images, names)] for _ in range(copies - 1))]
-        features = [_image_features(encoder, processor, version, names, dtype) for version in versions]
-        return {"image_features": torch.stack(features, 1).numpy()}
-
-    @torch.inference_mode()
-    def of_texts(chosen: list[int]) -> dict[str, Any]:
-        some = slice(chosen[0], chosen[-1] + 1)
-        features = encoder.run_text_tower(inputs["input_ids"][some], inputs["attention_mask"][some]).cpu()
-        return {"text_features": features.numpy()} | {name: inputs[name][some].cpu().numpy() for name in MASKS}
-
-    width, length = encoder.config.text_config.hidden_size, inputs["input_ids"].shape[1]
-    key: dict[str, Any] = {
-        "towers": weights_digest(encoder, ("vision_model.", "text_model.")),
-        "layers": [encoder.config.vision_hidden_layer, str(dtype), copies],
-        "processor": processor_digest(processor),
-        "rows": rows_digest(rows),
-    }
-    masks = {name: List(Value(str(inputs[name].dtype).partition(".")[2]), length=length) for name in MASKS}
-    kept = partial(precompute, folder=folder, batch_size=BATCH_SIZE, args=args)
-    columns = datasets.Features({"text_features": Array2D((1 + length, width), "float32"), **masks})
-    texts = kept(range(len(words)), of_texts, key=key | {"part": "texts"}, features=columns)
-    with torch.inference_mode():
-        shape = _image_features(encoder, processor, [rows[0]["image"]], [str(rows[0].get("id", 0))], dtype).shape
-    columns = datasets.Features({"image_features": Array3D((copies, *shape[1:]), "float32")})
-    images = kept(range(len(rows)), of_images, key=key | {"part": "pixels"}, features=columns)
-    encoder.train(was_training)
-    ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
-    return CachedFeatures(images, texts, ids, text_rows, rows, dtype, first_only, seed)
 
 
 def _image_features(

@@ -445,7 +445,7 @@ class SolarStage2Rows(EpochRows):
         self.mined, self.per_anchor, self.augment = mined, per_anchor, augment
         self.ids, self._indices = [], {}
         if mined is not None:
-            self.ids = [str(name) for name in (rows.source if isinstance(rows, CachedFeatures) else rows)["id"]]
+            self.ids = [str(name) for name in (rows.rows if isinstance(rows, CachedFeatures) else rows)["id"]]
             self._indices = {name: index for index, name in enumerate(self.ids)}
             without = next((name for name in self.ids if name not in mined), None)
             if without is not None:
