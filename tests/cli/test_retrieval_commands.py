@@ -249,8 +249,6 @@ def test_index(shop, encode, search, capsys):
     assert "7 rows indexed\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="--probes must be at least 1, got 0"):
         conjoin("index", shop, "--probes", 0)
-    with pytest.raises(ValueError, match="--ray-workers 2 needs --engine ray"):
-        encode("--ray-workers", 2)
 
 
 @pytest.fixture

@@ -44,8 +44,7 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
             own prompt for documents, if it has one).
         prompt_name: One of the prompts that the model has by name.
         bf16: Compute in bfloat16, or in float32 (default: what is faster here).
-        engine: Local: this process, or those of accelerate launch; ray: workers on a cluster.
-        ray_workers: Workers on the cluster (default: one for each GPU, or for each CPU if there is no GPU).
+        ray: Encode by workers on a Ray cluster: N, or if not given one for each GPU, or for each CPU if there is none.
 
     Example:
         conjoin encode runs/demo/model photos/ --only image --out runs/photos
@@ -65,8 +64,7 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
     prompt: str | None = None
     prompt_name: str | None = None
     bf16: bool | None = None
-    engine: Literal["local", "ray"] = "local"
-    ray_workers: int | None = None
+    ray: int | None = option(nargs="?", const=0, least=0)
 
 
 def run(options: Options) -> None:
@@ -80,8 +78,6 @@ def run(options: Options) -> None:
 
     if options.encoding is not None:
         os.environ[ENCODING] = options.encoding
-    if options.ray_workers is not None and options.engine != "ray":
-        raise ValueError(f"--ray-workers {options.ray_workers} needs --engine ray")
     processes = launched_processes()
     if options.bf16 is None:
         options.bf16 = _is_bf16(options)
@@ -96,13 +92,13 @@ def run(options: Options) -> None:
             "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
             "(--id-column)"
         )
-    if options.engine == "ray":
+    if options.ray is not None:
         from conjoin.retrieval.encode_ray import encode_on_ray
 
         if processes is not None:
-            raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
+            raise ValueError("--ray starts its own workers: run `conjoin encode` without accelerate launch")
         load = partial(load_encoder, options.model, **options.encoder_options())
-        _report(options, encode_on_ray(rows, load, options.out, workers=options.ray_workers, **how))
+        _report(options, encode_on_ray(rows, load, options.out, workers=options.ray or None, **how))
         return
     if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
         options.device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}"  # its own
@@ -120,7 +116,7 @@ def _is_bf16(options: Options) -> bool:
     try:
         return bool(read_metadata(open_table(options.out))["key"]["precision"] == "bfloat16")
     except FileNotFoundError:
-        return options.engine == "local" and choose_bf16("auto", options.device)
+        return options.ray is None and choose_bf16("auto", options.device)
 
 
 def _report(options: Options, collection: "Collection") -> None:
