@@ -65,9 +65,7 @@ def run(options: Options) -> None:
         raise ValueError("--hybrid finds the words of --text: pass one")
 
     from conjoin.data.row_images import PLACEHOLDER, interleave
-    from conjoin.evaluation.report.search_page import write_search_page
     from conjoin.retrieval import open_collection, search_items
-    from conjoin.retrieval.pictures import picture_folders
     from conjoin.retrieval.reranker import first_results, rerank_rows
     from conjoin.retrieval.search import check_column, load_query_encoder
 
@@ -100,6 +98,9 @@ def run(options: Options) -> None:
             "--image, or encode with a model that compares words with pictures"
         ]
     if options.html is not None:
+        from conjoin.evaluation.report.search_page import write_search_page
+        from conjoin.retrieval.pictures import picture_folders
+
         page: dict[str, Any] = {"title": options.title_column, "notes": notes}
         write_search_page(item, results, options.html, options.where, picture_folders(collection.uri), **page)
         for row in rows:
