@@ -17,24 +17,6 @@ from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, sentence_settings
 
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-# The system message, then the images of all messages, then their texts.
-_IMAGES_THEN_TEXTS = """\
-{%%- set seen = namespace(instruction='', image='', text='') -%%}
-{%%- for message in messages -%%}
-  {%%- set content = [{'type': 'text', 'text': message.content}] if message.content is string else message.content -%%}
-  {%%- for part in content -%%}
-    {%%- if part.type in ['image', 'image_url'] -%%}
-      {%%- set seen.image = seen.image + '%(image)s' -%%}
-    {%%- elif part.type != 'text' -%%}
-      {{- raise_exception('a part of type ' + part.type + ' cannot be embedded; expected text or image') -}}
-    {%%- elif message.role == 'system' -%%}
-      {%%- set seen.instruction = seen.instruction + part.text -%%}
-    {%%- else -%%}
-      {%%- set seen.text = seen.text + part.text -%%}
-    {%%- endif -%%}
-  {%%- endfor -%%}
-{%%- endfor -%%}
-%(prompt)s"""
 _CHATML = (
     "{{- '<|im_start|>system\\n' + instruction + '<|im_end|>\\n<|im_start|>user\\n' + seen.image + seen.text "
     "+ '<|im_end|>\\n<|im_start|>assistant\\n%s' -}}"
@@ -84,7 +66,8 @@ class EmbedderFiles(NamedTuple):
 def _preset(image: str, prompt: str, processor: dict[str, Any], **config: str) -> EmbedderFiles:
     """Return what an embedder would say that reads the last token."""
     files = module_files() | {SETTINGS: sentence_settings() | {"prompts": {}}}
-    template = _IMAGES_THEN_TEXTS % {"image": image, "prompt": prompt}
+    body = Path(__file__).with_name("images_then_texts.jinja").read_text(encoding="utf-8")
+    template = f"{{%- set image = {json.dumps(image)} -%}}\n{body}{prompt}"
     return EmbedderFiles(files, template, {"readout": "last"} | config, processor)
 
 
