@@ -171,17 +171,6 @@ def test_presets_embed_as_the_publishers_code(preset, told, pictures, tmp_path):
     assert np.abs(own - found).max() <= 1e-5 and np.abs(found[0] - found[1]).max() > 1e-3
 
 
-def test_gme_is_saved_with_its_code(pictures, tmp_path):
-    """A stock Qwen2-VL has other positions."""
-    save_mllm("qwen2_vl", tmp_path / "source")
-    model, processor = load_embedder(tmp_path / "source", preset="gme_qwen2_vl", processor=LIMITS)
-    save_model(model, processor, tmp_path / "saved")
-    items = [item for item, *_ in kinds(pictures, tmp_path).values()]
-    assert np.array_equal(embed(*load_model(tmp_path / "saved"), items), embed(model, processor, items))
-    with pytest.raises(ValueError, match="gives pictures three-dimensional positions, so other vectors"):
-        export_stock(model, processor, tmp_path / "stock")
-
-
 def test_instructions_of_qwen3_vl_embedding_end_in_punctuation(tmp_path):
     save_mllm("qwen3_vl", tmp_path)
     _, processor = load_embedder(tmp_path, preset="qwen3_vl_embedding")
@@ -343,3 +332,14 @@ def test_what_cannot_be_read_is_refused(change, problem, tmp_path):
 def test_an_unknown_preset_is_refused(embedder):
     with pytest.raises(ValueError, match="gme_qwen2_vl"):
         load_embedder(embedder, preset="gme")
+
+
+def test_gme_is_saved_with_its_code(pictures, tmp_path):
+    """A stock Qwen2-VL has other positions."""
+    save_mllm("qwen2_vl", tmp_path / "source")
+    model, processor = load_embedder(tmp_path / "source", preset="gme_qwen2_vl", processor=LIMITS)
+    save_model(model, processor, tmp_path / "saved")
+    items = [item for item, *_ in kinds(pictures, tmp_path).values()]
+    assert np.array_equal(embed(*load_model(tmp_path / "saved"), items), embed(model, processor, items))
+    with pytest.raises(ValueError, match="gives pictures three-dimensional positions, so other vectors"):
+        export_stock(model, processor, tmp_path / "stock")

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from conjoin.hub import check_model, export, is_own_model, load_config, load_model, load_processor, model_type
-from conjoin.models.joint_encoder import JointEncoderConfig
-from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import load_encoder
 from conjoin.trainers import ModelArguments
 
@@ -46,17 +44,6 @@ def test_an_absurd_configuration_is_an_error_that_names_the_model(text, tmp_path
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=f"cannot load the model '{tmp_path}': one of its files is damaged"):
         load_encoder(tmp_path)
-
-
-def test_parts_load_without_the_weights(tmp_path, own_export):
-    shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True)
-    for name in ("model.safetensors", "SHA256SUMS"):
-        (tmp_path / name).unlink()
-    config = load_config(tmp_path)
-    assert type(config) is JointEncoderConfig and config.hidden_size == 16
-    assert type(load_processor(tmp_path)) is ImageTextProcessor
-    with pytest.raises(FileNotFoundError, match=f"cannot load the model '{tmp_path}': "):
-        load_model(tmp_path)
 
 
 def test_another_kind_is_refused(tiny_checkpoints):

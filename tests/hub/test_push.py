@@ -212,16 +212,6 @@ def test_a_commit_of_somebody_else_in_between_is_not_overwritten(hub, api, model
     assert hub.files() == {"model.safetensors": b"theirs"}
 
 
-def test_dry_run_lists_files_and_sizes_and_prints_the_card(model, capsys):
-    assert main(["push", str(model), "me/model", "--dry-run", "--results", str(model / "results.json")]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith("---\n") and "model-index" in printed.out
-    size = f"{(model / 'model.safetensors').stat().st_size:,}"
-    assert f"{size}  model.safetensors\n" in printed.err and "README.md" in printed.err
-    told = printed.err.partition("left out: ")[2].strip().split(", ")
-    assert set(told) == LEFT_OUT
-
-
 def test_a_link_among_the_files_of_the_model_is_refused(model, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(model, copy, symlinks=True)

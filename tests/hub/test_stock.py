@@ -8,7 +8,7 @@ import torch
 from jinja2 import Environment, nodes
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, processing_utils
+from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor
 
 from conjoin.hub import export_stock
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -179,17 +179,6 @@ def test_instructions_come_first(retriever, tmp_path):
         encoder[0].processor.apply_chat_template([{"role": "user", "content": [{"type": "video", "video": "v.mp4"}]}])
 
 
-def test_special_tokens_can_be_words(retriever, tmp_path):
-    """Newer versions of transformers can read special tokens in a text as ordinary words, as this package does."""
-    model, processor = retriever("qwen2_vl")
-    encoder = load(export_stock(model, processor, tmp_path / "stock"))
-    if "sanitize_control_tokens" not in processing_utils.ProcessorMixin.apply_chat_template.__code__.co_varnames:
-        pytest.skip("this version of transformers cannot")
-    texts = ["ends <|im_end|> here", "[RET]"]
-    found = encoder.encode(texts, processing_kwargs={"chat_template": {"sanitize_control_tokens": True}})
-    assert np.abs(found - embed(model, processor, texts)).max() <= 1e-5
-
-
 def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, tmp_path):
     out = tmp_path / "stock"
     with pytest.raises(
@@ -201,11 +190,6 @@ def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, tmp_path
     with pytest.raises(ValueError, match="over CLIP; MllmRetrieverModel with ImageTextProcessor is of no arch"):
         export_stock(model, ImageTextProcessor.from_backbones(clip, clip), out)
     assert not out.exists()
-
-
-def test_a_limit_of_each_text_is_not_exported(retriever, tmp_path, caplog):
-    export_stock(*retriever("qwen2_vl", processor={"max_text_length": 9}), tmp_path / "stock")
-    assert "max_text_length=9 is not exported: longer texts get other vectors" in caplog.text
 
 
 def test_a_failure_leaves_the_earlier_model(retriever, tmp_path, monkeypatch):

@@ -71,13 +71,6 @@ def test_a_concatenation_has_rows_of_one_height_on_white():
     assert pixels == [(255, 0, 0), (0, 255, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)]
 
 
-def test_a_concatenation_is_bounded():
-    wide, tall = Image.new("RGB", (6000, 40)), Image.new("RGB", (60, 6000))
-    picture = concatenate_images([wide, tall])
-    assert picture.height <= 2048 and picture.width * picture.height <= 2**24 * 1.01
-    assert concatenate_images([tall, tall]).height == 2048
-
-
 def test_a_model_that_crops_sees_all_of_a_concatenation():
     from transformers import CLIPImageProcessorPil
 
@@ -126,3 +119,10 @@ def test_the_mllm_processor_concatenates(mllm_checkpoints):
 def test_mistakes(item, input_type, message):
     with pytest.raises(ValueError, match=message):
         apply_input_type(item, input_type, "item 3")
+
+
+def test_a_concatenation_is_bounded():
+    wide, tall = Image.new("RGB", (6000, 40)), Image.new("RGB", (60, 6000))
+    picture = concatenate_images([wide, tall])
+    assert picture.height <= 2048 and picture.width * picture.height <= 2**24 * 1.01
+    assert concatenate_images([tall, tall]).height == 2048

@@ -1,6 +1,5 @@
 """Images are read from files, bytes and arrays; from URLs only if the user allows it; always within limits."""
 
-import copy
 import io
 import pickle
 import struct
@@ -13,14 +12,7 @@ import torch
 from PIL import Image, ImageCms
 
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor, item_images, load_image, parse_items
-from conjoin.processing.item_images import (
-    MAX_ASPECT_RATIO,
-    MAX_IMAGE_BYTES,
-    MAX_IMAGE_PIXELS,
-    array_to_image,
-    process_image,
-    to_rgb,
-)
+from conjoin.processing.item_images import MAX_ASPECT_RATIO, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, process_image, to_rgb
 from conjoin.retrieval.stock_encoder import load_stock_model
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -89,23 +81,6 @@ def test_other_sizes_are_refused_before_they_are_decoded(image, message):
     load_image(Image.new("RGB", (MAX_ASPECT_RATIO, 1)))
 
 
-@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
-@pytest.mark.filterwarnings("ignore")
-def test_no_damage_escapes_without_a_name(file_format):
-    random = np.random.default_rng(0)
-    whole = np.frombuffer(encoded(Image.effect_noise((24, 24), 80).convert("RGB"), file_format), np.uint8)
-    errors = 0
-    for _ in range(60):
-        damaged = whole[: random.integers(1, len(whole))].copy()
-        damaged[random.integers(0, min(len(damaged), 40), size=2)] = random.integers(0, 256, size=2)
-        try:
-            assert load_image(damaged.tobytes(), "item 3").mode == "RGB"
-        except ValueError as error:
-            assert str(error).startswith("item 3: ")
-            errors += 1
-    assert errors
-
-
 # pixels
 def test_exif_orientation():
     image = Image.new("RGB", (8, 4), RED)
@@ -165,15 +140,8 @@ def test_first_frame_of_an_animation(file_format, red, tmp_path):
     assert np.abs(np.subtract(load_image(path).getpixel((1, 1)), RED)).max() <= 4
     opened = Image.open(path)
     opened.seek(1)
-    assert np.abs(np.subtract(load_image(opened).getpixel((1, 1)), RED)).max() <= 4
-
-
-@pytest.mark.parametrize("how", [lambda image: pickle.loads(pickle.dumps(image)), copy.copy, copy.deepcopy])
-@pytest.mark.parametrize("file_format", ["PNG", "GIF", "WEBP", "TIFF"])
-def test_a_copy_of_an_opened_animation_is_its_first_frame(file_format, how):
-    frames = {"save_all": True, "append_images": [Image.new("RGB", (6, 4), BLUE)]}
-    image = Image.open(io.BytesIO(encoded(Image.new("RGB", (6, 4), RED), file_format, **frames)))
-    assert np.abs(np.subtract(load_image(how(image)).getpixel((1, 1)), RED)).max() <= 4
+    for image in (opened, pickle.loads(pickle.dumps(Image.open(path)))):
+        assert np.abs(np.subtract(load_image(image).getpixel((1, 1)), RED)).max() <= 4
 
 
 # limits
@@ -202,7 +170,6 @@ class Sizes:
     ("settings", "size"),
     [
         ({"size": {"shortest_edge": 20}}, (150, 100)),  # a quarter: 100 pixels are at least four times 20
-        ({"size": {"height": 12, "width": 20}}, (150, 100)),
         ({"size": {"height": 60, "width": 60}}, (600, 400)),  # a half would have 200 pixels, not 240
         ({"size": {"shortest_edge": 20}, "do_resize": False}, (600, 400)),
         ({"size": {"height": 20, "width": 20}, "crop_to_patches": True}, (600, 400)),
@@ -262,13 +229,6 @@ def test_arrays_and_tensors():
     assert load_image(np.zeros((5, 7, 4), np.uint8)).getpixel((0, 0)) == WHITE
 
 
-def test_channels_of_a_narrow_picture():
-    """Where two axes could be the channels: the last of an array, the first of a tensor."""
-    values = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
-    assert np.asarray(array_to_image(values)).tolist() == values.tolist()
-    assert np.asarray(array_to_image(torch.tensor(values))).tolist() == np.moveaxis(values, 0, 2).tolist()
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -323,3 +283,10 @@ def test_an_empty_first_frame_is_skipped(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     empty.save(buffer := io.BytesIO(), kind, save_all=True, append_images=[red, empty], disposal=2, **options)
     assert load_image(buffer.getvalue()).getpixel((3, 3)) == RED
+
+
+def test_channels_of_a_narrow_picture():
+    """Where two axes could be the channels: the last of an array, the first of a tensor."""
+    values = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
+    assert np.asarray(array_to_image(values)).tolist() == values.tolist()
+    assert np.asarray(array_to_image(torch.tensor(values))).tolist() == np.moveaxis(values, 0, 2).tolist()

@@ -1,5 +1,4 @@
 import base64
-import functools
 import io
 
 import numpy as np
@@ -135,31 +134,3 @@ def test_a_bare_string_that_reads_like_a_missing_file(tmp_path, warnings):
         ["logo.png"],
     ]
     assert "texts that end like a picture file are embedded as texts" in warnings()
-
-
-# what is too much
-
-
-def nested(depth, innermost="x"):
-    value = innermost
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        nested,
-        lambda depth: {"image": nested(depth)},
-        lambda depth: {"text": nested(depth)},
-        lambda depth: {"role": "user", "content": nested(depth)},
-        lambda depth: {"role": "user", "content": [{"type": "image_url", "image_url": nested(depth)}]},
-        lambda depth: functools.reduce(lambda inner, _: {"path": inner}, range(depth), "x"),
-        lambda depth: functools.reduce(lambda inner, _: {"role": "user", "content": [inner]}, range(depth), "x"),
-    ],
-    ids=["list", "image", "text", "message", "image_url", "paths", "messages"],
-)
-def test_deep_nesting_is_named(wrap):
-    with pytest.raises(ValueError, match=r"^item 0: .{1,400}$"):
-        parse_items([wrap(100_000)])

@@ -1,7 +1,5 @@
 """The formats of an item say the same, and every value is an item or an error that names it."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,9 +8,7 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
-from conjoin.data.row_images import PLACEHOLDER, interleave
 from conjoin.processing.input_types import apply_input_type
-from conjoin.processing.item_images import array_to_image, load_image
 from conjoin.processing.item_inputs import parse_item
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(str.strip)
@@ -63,16 +59,6 @@ def test_input_types_keep_every_part(parts):
     assert {text for one in averaged for text in one.texts} == set(texts)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=5), min_size=2))
-def test_placeholders_are_places_of_images(pieces):
-    images = [PICTURES[place % 3] for place in range(len(pieces) - 1)]
-    parts = parse_item(interleave(PLACEHOLDER.join(pieces), images)).parts
-    expected = [pieces[0].strip()]
-    for image, piece in zip(images, pieces[1:], strict=True):
-        expected += [image, piece.strip()]
-    assert parts == tuple(part for part in expected if part != "")
-
-
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -102,18 +88,3 @@ def test_every_value_is_an_item_or_an_error_that_names_it(value):
             function(value, "item 7")
         except (ValueError, FileNotFoundError) as error:
             assert str(error).startswith("item 7")
-
-
-@given(st.sampled_from(["RGB", "L", "RGBA", "P", "LA", "1", "CMYK", "I;16", "I", "F"]), st.integers(0, 9))
-def test_every_mode_is_a_picture(mode, seed):
-    values = np.random.default_rng(seed).integers(0, 256, (3, 5, 4), dtype=np.uint8)
-    source = Image.fromarray(values[..., :3])
-    image = source.convert(mode) if mode != "I;16" else Image.fromarray(values[..., 0].astype(np.uint16) * 257)
-    loaded = load_image(image)
-    assert (loaded.mode, loaded.size) == ("RGB", (5, 3))
-    if mode in ("RGB", "L", "RGBA"):
-        stream = io.BytesIO()
-        image.save(stream, "png")
-        for same in (stream.getvalue(), np.asarray(image), {"bytes": stream.getvalue(), "path": None}):
-            assert load_image(same).tobytes() == loaded.tobytes()
-        assert array_to_image(np.asarray(loaded)).tobytes() == loaded.tobytes()

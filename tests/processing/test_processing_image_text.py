@@ -39,18 +39,6 @@ def test_a_mixed_list(processor, pictures):
     assert torch.equal(batch["pixel_values"][2], picture)
 
 
-def test_masks_only_where_something_is_missing(processor, pictures):
-    assert sorted(processor(["a", "b"])) == ["attention_mask", "input_ids", "special_tokens_mask"]
-    assert sorted(processor([pictures[0]])) == ["pixel_values"]
-    assert sorted(processor([{"text": "a", "image": pictures[0]}])) == sorted(
-        name for name in NAMES if not name.endswith(("image_mask", "text_mask"))
-    )
-
-
-def test_texts_of_one_item_are_joined(processor):
-    assert same(processor([{"text": ["a box", " red "]}]), processor(["a box red"]))
-
-
 def test_messages_equal_items(processor, pictures):
     def message(*parts):
         return {"role": "user", "content": list(parts)}
@@ -122,14 +110,6 @@ def test_options_of_the_library(processor):
     conversation = [{"role": "user", "content": "a box"}]
     options = {"max_length": 3, "padding": True, "return_tensors": "pt"}
     assert processor.apply_chat_template(conversation, **options)["input_ids"].shape == (1, 3)
-
-
-def test_siglip_pads_nothing_on_request(tiny_checkpoints):
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["siglip"], tiny_checkpoints["siglip"])
-    conversation = [{"role": "user", "content": "a"}]
-    for padding, length in ((True, 16), (False, 3)):
-        options = {"text_kwargs": {"padding": padding, "truncation": False}}
-        assert processor.apply_chat_template(conversation, processor_kwargs=options)["input_ids"].shape == (1, length)
 
 
 # lengths
@@ -207,3 +187,11 @@ def test_save_and_load(tiny_checkpoints, pictures, tmp_path):
     assert same(AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True)(items), processor(items))
     saved = json.loads((tmp_path / "processor_config.json").read_text())
     assert saved["auto_map"]["AutoProcessor"] == "processing_image_text.ImageTextProcessor"
+
+
+def test_masks_only_where_something_is_missing(processor, pictures):
+    assert sorted(processor(["a", "b"])) == ["attention_mask", "input_ids", "special_tokens_mask"]
+    assert sorted(processor([pictures[0]])) == ["pixel_values"]
+    assert sorted(processor([{"text": "a", "image": pictures[0]}])) == sorted(
+        name for name in NAMES if not name.endswith(("image_mask", "text_mask"))
+    )

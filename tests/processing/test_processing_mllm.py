@@ -57,14 +57,6 @@ def test_a_prompt_of_each_kind(processor):
     assert batch["image_mask"].tolist() == [False, True, True] and batch["text_mask"].tolist() == [True, False, True]
 
 
-def test_an_instruction_stands_before_the_first_text(processor):
-    items = ["a box", image(16, 16), {"image": image(16, 16), "text": "red"}]
-    own = prompts(processor, processor(items, instruction=[None, "One.", "Two."]))
-    assert own[0] == prompts(processor, processor(["a box"]))[0] and "One.\n" in own[1] and "Two. red" in own[2]
-    system = [{"role": "system", "content": "Find it."}, {"role": "user", "content": "a box"}]
-    assert prompts(processor, processor([system])) == prompts(processor, processor(["a box"], instruction="Find it."))
-
-
 def llama_tokenizer(marks="first"):
     """A tokenizer like Llama's: no split before BPE, and a mark at the start of the text, or of each part (always)."""
     letters = [*string.ascii_letters, *string.punctuation, *string.digits]
@@ -143,16 +135,6 @@ def test_words_like_special_tokens_are_words(processor):
     assert [ids.count(token) for token in special] == [0, 1, 0]
 
 
-def test_every_tensor_has_a_row_per_item(processor):
-    batch = processor(["a", image(16, 16), {"image": image(9, 40), "text": "red"}])
-    assert {len(value) for value in batch.values()} == {3}
-    assert len(batch) == 9
-    assert set(processor(["a", "b"])) == {"input_ids", "attention_mask"}
-    assert set(processor([image(8, 8)])) == {
-        "input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "image_grids",
-    }  # fmt: skip
-
-
 def test_pixel_rows_are_never_as_many_as_tokens():
     """Sentence-transformers takes dimension 1 of a tensor for tokens if it is as long as the prompts."""
     images = [[Picture(torch.ones(rows, 2), None, 1) for rows in (2, 3)], []]
@@ -161,14 +143,6 @@ def test_pixel_rows_are_never_as_many_as_tokens():
         assert batch["pixel_values"].shape == (2, rows, 2)
         assert batch["pixel_attention_mask"].shape == (2, rows)
         assert batch["pixel_attention_mask"].sum(1).tolist() == [5, 0]
-
-
-def test_options_of_the_library(processor):
-    items = ["a box", "red"]
-    expected = processor(items)
-    found = processor(items, padding=True, truncation="longest_first", return_tensors="pt")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-    assert processor(["a" * 5000], truncation=False)["input_ids"].shape[1] > 5000
 
 
 def test_padding_sides(processor):
@@ -214,13 +188,6 @@ def test_texts_are_cut_and_images_never(processor, warnings):
         processor(["a", image(24, 24)], max_length=100)
 
 
-def test_of_several_texts_the_last_are_cut_first(processor):
-    item = {"text": ["a" * 10, "b" * 10]}
-    length = int(processor([item])["attention_mask"].sum())
-    (prompt,) = prompts(processor, processor([item], max_length=length - 12))
-    assert "aaaaaaa\nb\nSumm" in prompt and "a" * 8 not in prompt
-
-
 def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, tmp_path):
     """As LamRA does at 480 tokens: however large the image is, and the instruction counts."""
     folder = mllm_checkpoints("qwen2_vl")[0]
@@ -240,16 +207,6 @@ def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, tmp_path):
     assert "Find it at once. a\n" in prompts(processor, processor(["abc"], instruction="Find it at once."))[0]
     processor.save_pretrained(tmp_path)
     assert MllmRetrieverProcessor.from_pretrained(tmp_path).max_text_length == 12
-
-
-@pytest.mark.parametrize("name", MLLMS)
-def test_without_a_limit_of_the_tokenizer_texts_end_where_positions_do(name, mllm_checkpoints):
-    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0], max_length=None)
-    assert processor.tokenizer.model_max_length > 10**9
-    batch = processor([{"image": image(16, 16), "text": "a" * 5000}, "a"])
-    assert batch["attention_mask"].sum(1).max() == 1024
-    with pytest.raises(ValueError, match=r"item 0: images, instruction and prompt take .* more than max_length=0"):
-        processor(["a"], max_length=0)
 
 
 # all architectures, saving, errors
@@ -322,3 +279,16 @@ def test_a_tokenizer_that_was_swapped(processor, mllm_checkpoints, tmp_path):
     AutoTokenizer.from_pretrained(mllm_checkpoints("qwen2_vl")[0]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"'\[RET\]' is not a token of this tokenizer \(262 tokens\): was it changed"):
         MllmRetrieverProcessor.from_pretrained(tmp_path)
+
+
+def test_of_several_texts_the_last_are_cut_first(processor):
+    item = {"text": ["a" * 10, "b" * 10]}
+    length = int(processor([item])["attention_mask"].sum())
+    (prompt,) = prompts(processor, processor([item], max_length=length - 12))
+    assert "aaaaaaa\nb\nSumm" in prompt and "a" * 8 not in prompt
+
+
+def test_the_longest_prompt_is_the_models_unless_nothing_may_be_cut(processor):
+    assert processor.tokenizer.model_max_length > 10**9
+    assert processor([{"image": image(16, 16), "text": "a" * 5000}, "a"])["attention_mask"].sum(1).max() == 1024
+    assert processor(["a" * 5000], truncation=False)["input_ids"].shape[1] > 5000

@@ -72,16 +72,6 @@ def test_export_writes_the_same_files(parts, tmp_path):
     assert settings["requirements"].keys() == {"sentence-transformers", "transformers"}
 
 
-def test_an_older_library_is_refused_by_name(parts, tmp_path):
-    model, processor = parts["score_fusion"]
-    folder = export(model, processor, tmp_path / "model")
-    settings = read(folder)
-    settings["requirements"]["transformers"] = ">=99"
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    with pytest.raises(ImportError, match="transformers>=99"):
-        SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
-
-
 def test_prompts_changed_in_sentence_transformers_are_saved(parts, tmp_path):
     folder = export(*parts["score_fusion"], tmp_path / "model")
     encoder = SentenceTransformer(str(folder), trust_remote_code=True, device="cpu", prompts={"query": "seek "})
