@@ -288,5 +288,5 @@ def test_an_empty_first_frame_is_skipped(kind):
 def test_channels_of_a_narrow_picture():
     """Where two axes could be the channels: the last of an array, the first of a tensor."""
     values = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
-    assert np.asarray(array_to_image(values)).tolist() == values.tolist()
-    assert np.asarray(array_to_image(torch.tensor(values))).tolist() == np.moveaxis(values, 0, 2).tolist()
+    assert np.asarray(load_image(values)).tolist() == values.tolist()
+    assert np.asarray(load_image(torch.tensor(values))).tolist() == np.moveaxis(values, 0, 2).tolist()
