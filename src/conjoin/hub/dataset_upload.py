@@ -41,12 +41,10 @@ def dataset_upload(
         languages: Codes of its languages.
 
     Raises:
-        FileNotFoundError: There is no such source, or one of its files is missing.
-        ValueError: The source is of no known layout, or has a mistake.
+        FileNotFoundError: One of its files is missing.
+        ValueError: There is no such source, it is of no known layout, or has a mistake.
     """
     source, work = Path(source), Path(work)
-    if not source.exists():
-        raise FileNotFoundError(f"no file or folder {str(source)!r}")
     queries = sorted(source.glob("queries-*.json"))
     files: dict[str, Path | bytes] = {}
     left_out: list[str] = []

@@ -87,4 +87,4 @@ def from_mllm(
     return MllmRetrieverProcessor(image_processor, tokenizer, image_token=image_token, ret_token=ret_token, **kwargs)
 
 
-MllmRetrieverProcessor.from_mllm = from_mllm
+MllmRetrieverProcessor.from_mllm = staticmethod(from_mllm)
