@@ -110,7 +110,7 @@ def test_the_command_knows_a_collection_and_prints_its_card(folder, capsys):
 
 def test_options_of_a_collection_are_for_collections(folder, tmp_path, capsys):
     for words, problem in (
-        (["push", str(folder), "me/x", "--type", "space", "--model", "m"], "no folder 'm'"),
+        (["push", str(folder), "me/x", "--type", "space", "--model", "m"], "'m' lacks config.json"),
         (["push", str(folder), "me/x", "--keep-pictures", "0"], "--keep-pictures must be at least 1"),
         (["copy", str(tmp_path / "none"), str(tmp_path / "copy")], "there is no collection"),
         (["copy", str(folder), str(folder)], "holds a collection"),

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -115,7 +116,8 @@ def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision
 
     file, small = str(scratch / "graph.onnx"), str(scratch / "int8.onnx")
     shapes = {name: _INPUTS[name] for name in inputs}
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names of dimensions that are the same
         program: Any = torch.onnx.export(
             model,
             (),
