@@ -157,7 +157,8 @@ class TestWords:
     def test_scores_are_fused(self, worded):
         collection, vectors = worded
         (near,), (products,) = naive(vectors, QUERIES[:1], 40)
-        shares = dict(zip(near, products / products[0], strict=True))
+        scaled = (products - products[-1]) / (products[0] - products[-1])
+        shares = dict(zip(near, scaled, strict=True))
         (found,), (scores,) = collection.search(QUERIES[:1], 40, text="0815")
         words = {id_: score - shares[id_] for id_, score in zip(found, scores, strict=True)}
         assert found[0] == "doc/00007" and words["doc/00007"] == pytest.approx(1.5, abs=1e-6)

@@ -48,7 +48,7 @@ _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
 _WORDS_WEIGHT = 1.5
-"""Of the ranking by words. A wrong letter changes vectors more than the ranking by runs of letters."""
+"""Of the best row by words in a hybrid search; the best row by vectors counts 1, the last of `_MOST_FUSED` 0."""
 _MOST_FUSED = 100
 
 
@@ -250,8 +250,8 @@ class Collection:
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
             text: Words to find as well, for all queries or one text for each ("" for none): the score of a row
-                is then its inner product plus 1.5 times its score by words (BM25), each divided by the best of the
-                query.
+                is then its inner product, scaled to 1 for the best row and 0 for the hundredth, plus 1.5 s³, where s
+                is its score by words (BM25) divided by the best.
             exact: Compare with every vector, also where there is an index.
 
         Returns:
@@ -295,7 +295,11 @@ class Collection:
         return rankings
 
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
-        """Add the scores by vectors and by words, each divided by the best one."""
+        """Add the scores by vectors, scaled to 1 for the best row and 0 for the hundredth, and by words.
+
+        A row that has a part s of the best row's score by words adds 1.5 s³: runs of letters are in most rows, so a
+        small s means nothing.
+        """
         if TEXT not in index_names(self._table):
             command = f"conjoin index {self.uri}{' --kind none' if self._metadata['index'] is None else ''}"
             raise ValueError(f"the collection {self.uri!r} has no texts, or no index of their words: run `{command}`")
@@ -305,13 +309,16 @@ class Collection:
         results = []
         nearest = self.search(queries, depth, where=where, exact=exact)
         for ids, products, words in zip(nearest.ids, nearest.scores.tolist(), texts, strict=True):
-            largest = max(map(abs, products[:1]), default=0.0) or 1.0
-            scores = {id_: product / largest for id_, product in zip(ids, products, strict=False)}  # padded
-            least = min(scores.values(), default=0.0)  # of a row that only the words found: it is not larger
+            products = products[: len(ids)] or [0.0]  # padded
+            best, last = products[0], products[:_MOST_FUSED][-1]
+            scores = {
+                id_: (product - last) / (best - last or 1.0) for id_, product in zip(ids, products, strict=False)
+            }
+            least = min(scores.values(), default=0.0)  # at most that of a row that only the words found
             for id_, share in self._with_words(words, depth, where) if words else []:
-                scores[id_] = scores.get(id_, least) + _WORDS_WEIGHT * share
-            best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
-            results.append((best, np.array([scores[id_] for id_ in best], dtype=np.float32)))
+                scores[id_] = scores.get(id_, least) + _WORDS_WEIGHT * share**3
+            first = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
+            results.append((first, np.array([scores[id_] for id_ in first], dtype=np.float32)))
         return as_result(results)
 
     def _with_words(self, words: str, k: int, where: str | None) -> list[tuple[str, float]]:

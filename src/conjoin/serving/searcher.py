@@ -87,6 +87,8 @@ class Searcher:
             ValueError: The collection or the model is damaged, or they do not belong together.
         """
         opened = None if collection is None else open_collection(collection, memory=SERVED_BYTES)
+        if opened is None and model is None:
+            raise ValueError("there is nothing to serve: pass a collection, a model or both")
         encoder = (
             load_encoder(str(model), **options) if opened is None else load_query_encoder(opened, model, **options)
         )
