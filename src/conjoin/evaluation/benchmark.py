@@ -3,7 +3,8 @@
 A baseline scores the same cells with a part of each item, or with the model's towers instead of the model.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -133,7 +134,7 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
 def _views(cell: Cell) -> dict[str, Cell]:
     """The cell as each baseline sees it, by label; without those that cannot find the answers of all queries."""
     queries, corpus = (
-        {row["id"]: {part for part in PARTS if row.get(part) is not None} for row in _plain(rows)}
+        {str(row["id"]): {part for part in PARTS if row.get(part) is not None} for row in _plain(rows)}
         for rows in (cell.queries, cell.corpus)
     )
     is_mixed, shared = False, []
@@ -155,27 +156,36 @@ def _views(cell: Cell) -> dict[str, Cell]:
 def _change(cell: Cell, change: Callable[[Rows], Rows]) -> Cell:
     """The cell with other rows."""
     variants = cell.variants and change(cell.variants)
-    kept = variants if variants and (variants.rows or variants.summed) else None
+    kept = variants if variants and (variants.summed or any(variants.rows)) else None
     return replace(cell, queries=change(cell.queries), corpus=change(cell.corpus), variants=kept)
 
 
 def _separated(rows: Rows) -> Rows:
     """Rows whose vectors are the sum of those of their parts."""
     parts = [_alone(rows, part) for part in ("image", "text")]
-    return Rows(f"{rows.name}-sum", [], rows.instruction, summed=[part for part in parts if part.rows])
+    return Rows(f"{rows.name}-sum", [], rows.instruction, summed=[part for part in parts if any(part.rows)])
 
 
 def _alone(rows: Rows, part: str) -> Rows:
-    """A part of each row that has it; texts without the marks of images."""
-    instruction, seen, kept = rows.instruction, [], []
-    for number, row in enumerate(_plain(rows)):
-        if row.get(part) is not None:
-            shown = plain_text(row.get("image"), row["text"]) if part == "text" else row[part]
-            seen.append({"id": row["id"], part: shown})
-            kept.append(number)
+    """A part of each row that has it."""
+    instruction = rows.instruction
     if not isinstance(instruction, str | None):
-        instruction = [instruction[number] for number in kept]
-    return Rows(f"{rows.name}-{part}", seen, instruction)
+        has_part = [row.get(part) is not None for row in _plain(rows)]
+        instruction = list(itertools.compress(instruction, has_part))
+    return Rows(f"{rows.name}-{part}", _PartRows(rows, part), instruction)
+
+
+class _PartRows:
+    """A part of each row that has it, read at every iteration; texts without the marks of images."""
+
+    def __init__(self, rows: Rows, part: str) -> None:
+        self.rows, self.part = rows, part
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in _plain(self.rows):
+            if row.get(self.part) is not None:
+                shown = plain_text(row.get("image"), row["text"]) if self.part == "text" else row[self.part]
+                yield {"id": row["id"], self.part: shown}
 
 
 def _plain(rows: Rows) -> Iterable[Mapping[str, Any]]:
@@ -195,12 +205,12 @@ def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:
     kept = [weight for name, weight in sorted(heads.items()) if name.startswith("heads.")]  # of images, of texts
     how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
     return {
-        label: ItemEncoder(_Parts(encoder.model, heads), encoder.processor, name=f"{encoder.name}, {label}", **how)
+        label: ItemEncoder(_Readout(encoder.model, heads), encoder.processor, name=f"{encoder.name}, {label}", **how)
         for label, heads in ((TOWERS, []), *([(HEADS, kept)] if kept else []))
     }
 
 
-class _Parts(nn.Module):
+class _Readout(nn.Module):
     """A joint encoder read in another way; `(N, D)`, normalised.
 
     With the heads W_V and W_L: the embedding, projected where an item is a picture alone or a text alone (Eq. 2).
