@@ -233,7 +233,10 @@ def array_to_image(array: np.ndarray | Tensor) -> Image.Image:
     """
     values: Any = array
     if isinstance(array, Tensor):
-        values = (array.float() if array.is_floating_point() else array).numpy(force=True)
+        try:
+            values = (array.float() if array.is_floating_point() else array).numpy(force=True)
+        except (TypeError, RuntimeError) as error:  # sparse, or without values
+            raise ValueError(f"cannot read a tensor as an image ({error})") from error
     dims = (0, 2) if isinstance(array, Tensor) else (2, 0)
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)

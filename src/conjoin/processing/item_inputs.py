@@ -239,7 +239,7 @@ def _content_parts(entry: Any, name: str) -> list[Any]:  # noqa: ANN401
     for key in ("base64", "url", "path") if kind == "image" else ():
         source = entry.get(key)
         if source:
-            return [ImageSource(decode_base64(source.rpartition(",")[2], name) if key == "base64" else source)]
+            return [ImageSource(decode_base64(str(source).rpartition(",")[2], name) if key == "base64" else source)]
     raise ItemError(name, f"message part {describe(entry)}; {_EXPECTED_PART}")
 
 
