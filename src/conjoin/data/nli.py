@@ -8,7 +8,6 @@ import datasets
 
 from conjoin.data.columns import require_columns
 from conjoin.data.pair_sources import open_source
-from conjoin.data.query_rows import check_negatives
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
@@ -47,7 +46,9 @@ def load_nli(
     chosen = NLI_COLUMNS | dict(columns or {})
     if len(chosen) > len(NLI_COLUMNS):
         raise ValueError(f"unknown part {[*chosen][-1]!r} in columns; expected one of {list(NLI_COLUMNS)}")
-    if not check_negatives(hard_negatives, 1):
+    if hard_negatives not in (0, 1):
+        raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or more, at most 1")
+    if not hard_negatives:
         if "negative" in (columns or {}):
             raise ValueError(f"the negative column {chosen['negative']!r} is named, but hard_negatives=0; set it to 1")
         del chosen["negative"]

@@ -115,28 +115,6 @@ def load_pairs(
             is a URL and URLs are not allowed, an image lies outside of a folder, archive or Hub dataset, or `only` or
             `on_error` is unknown.
     """
-    dataset, first, reader = open_pairs(**locals())
-    if isinstance(dataset, datasets.IterableDataset):
-        return reader.stream(dataset, first)
-    pairs = reader.collect(dataset)
-    return pairs.to_iterable_dataset() if streaming else pairs
-
-
-def open_pairs(
-    source: PairSource,
-    *,
-    split: str = "train",
-    streaming: bool = False,
-    only: Literal["image", "text"] | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    keep: Sequence[str] = (),
-    text_column: str | Sequence[str] | None = None,
-    **columns: str | None,
-) -> "tuple[AnyDataset, dict[str, Any], PairReader]":
-    """Open a source; returns its rows as they are, undecoded, the first of them, and what reads them as pairs.
-
-    Arguments and errors are those of `load_pairs`.
-    """
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
     skip = check_on_error(on_error)
@@ -151,13 +129,17 @@ def open_pairs(
     named = [text_column] if isinstance(text_column, str) else [*(text_column or ())]
     text, joined = next(iter(named), None), named[1:]
     require_columns(joined, list(first))
-    given = {role: columns.get(f"{role}_column") for role in ("image", "id", "group")} | {"text": text}
+    given = {"image": image_column, "text": text, "id": id_column, "group": group_column}
     chosen = choose_columns(list(first), given, dataset.features, only)
     chosen = chosen._replace(joined=tuple(joined) if chosen.text else ())
     metadata = choose_metadata(keep, list(first), dataset.features)
     is_csv = isinstance(source, str | Path) and table_suffix(Path(source)) in (".csv", ".tsv")
     csv = Path(str(source)).expanduser() if is_csv else None
-    return dataset, first, PairReader(chosen, RowImages(folder, image_folders(source, folder)), skip, metadata, csv)
+    reader = PairReader(chosen, RowImages(folder, image_folders(source, folder)), skip, metadata, csv)
+    if isinstance(dataset, datasets.IterableDataset):
+        return reader.stream(dataset, first)
+    pairs = reader.collect(dataset)
+    return pairs.to_iterable_dataset() if streaming else pairs
 
 
 def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:

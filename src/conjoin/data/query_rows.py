@@ -61,7 +61,10 @@ class QueryDataset(Dataset[dict[str, Any]]):
     repeats_negatives: ClassVar[bool] = True
 
     def __init__(self, hard_negatives: int, most: int | None = None) -> None:
-        self.hard_negatives = check_negatives(hard_negatives, most)
+        if hard_negatives < 0 or (most is not None and hard_negatives > most):
+            limit = "" if most is None else f", at most {most}"
+            raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or more{limit}")
+        self.hard_negatives = hard_negatives
         self.positives: list[tuple[Any, ...]] = []
         self.sources: list[Hashable] = []
 
@@ -103,14 +106,3 @@ def _draw(options: Sequence[Any], count: int) -> list[Any]:
     """Return `count` options in random order, each once before any repeats; none of no options."""
     order = torch.randperm(len(options)).tolist()
     return [options[order[index % len(order)]] for index in range(count if order else 0)]
-
-
-def check_negatives(count: int, most: int | None = None) -> int:
-    """Return how many hard negatives a row has.
-
-    Raises:
-        ValueError: It is negative, or more than the data has.
-    """
-    if count < 0 or (most is not None and count > most):
-        raise ValueError(f"hard_negatives={count}; expected 0 or more" + ("" if most is None else f", at most {most}"))
-    return count

@@ -96,17 +96,6 @@ def check_ids(ids: Iterable[str]) -> None:
         seen.add(row_id)
 
 
-def require_unique(ids: Sequence[str], repeated: np.ndarray, start: int | None) -> None:
-    """Refuse ids of rows, the first of which has the number `start`, if some are `repeated` `(N,)`.
-
-    Raises:
-        ItemError: It names the first such id.
-    """
-    if repeated.any():
-        index = int(repeated.argmax())
-        raise repeated_id(ids[index], "the data" if start is None else f"row {start + index}")
-
-
 class Skipped(NamedTuple):
     """A row that cannot be used.
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from lancedb.table import Table
 
 from conjoin.data.columns import undecoded
-from conjoin.data.row_checks import Skipped, UniqueIds, id_keys, require_unique
+from conjoin.data.row_checks import Skipped, UniqueIds, id_keys, repeated_id
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts, check_unicode
@@ -98,7 +98,10 @@ class KnownRows:
         Raises:
             ItemError: An id occurred before.
         """
-        require_unique(ids, self._ids.add(id_keys(ids)), start)
+        repeated = self._ids.add(id_keys(ids))
+        if repeated.any():
+            index = int(repeated.argmax())
+            raise repeated_id(ids[index], f"row {start + index}")
         positions = self.positions(ids)
         self.states[positions[positions >= 0]] = 1
 
