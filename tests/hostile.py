@@ -126,7 +126,6 @@ def items(folder: Path) -> list[Hostile]:
         "an array without a shape": ({"image": np.array(5)}, ERROR),
         "an array of no pixels": ({"image": np.zeros((0, 4, 3), np.uint8)}, ERROR),
         "a tensor of NaN": ({"image": torch.full((3, 4, 4), torch.nan)}, ERROR),
-        "a meta tensor": ({"image": torch.zeros(3, 4, 4, device="meta")}, ERROR),
         "a wrong ending": ({"image": str(folder / "wrong.jpg")}, VECTOR),
         "an empty file": ({"image": str(folder / "empty.png")}, ERROR),
         "a directory": (str(folder / "directory.png"), ERROR),
