@@ -1,12 +1,10 @@
 """ONNX exports: the vectors of the model, from onnxruntime and OpenVINO, for every kind of item."""
 
-import importlib
 import json
 import shutil
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -27,7 +25,6 @@ if torch.__version__ < "2.8":
     pytest.skip("torch 2.7 cannot trace these models", allow_module_level=True)
 
 pytestmark = pytest.mark.slow
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = {"config.json", "model.onnx.data", "model.onnx.json", "processor_config.json", "SHA256SUMS"}
 FILES |= {"tokenizer.json", "tokenizer_config.json", *onnx_export.GRAPHS.values()}
 
@@ -149,23 +146,6 @@ def test_8_bits(tiny_checkpoints, tmp_path, monkeypatch):
     assert (tmp_path / "int8/model.onnx.data").stat().st_size < 0.5 * text_weights
     assert encoder.fingerprint != expected.fingerprint
     assert json.loads((tmp_path / "int8/model.onnx.json").read_text())["precision"] == "int8"
-
-
-def test_the_benchmark(exported, pictures, tmp_path, monkeypatch):
-    """The float32 export has the vectors of PyTorch; a hit that both have or lack is no difference."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    script = importlib.import_module("onnx_export")
-    folder = exported("score_fusion")[1]
-    names = [str(tmp_path / f"{number}.png") for number in range(4)]
-    for name, picture in zip(names, pictures, strict=True):
-        picture.save(name)
-    rows = datasets.Dataset.from_dict({"text": ["a", "b c", "d", "e"], "image": names})
-    monkeypatch.setattr(script, "load_emoji", lambda split, styles: rows)
-    words = [str(folder.with_name("model")), str(folder), "--items", "3", "--batch-size", "2", "--turns", "1"]
-    script.main([*words, "--json", str(tmp_path / "found.json")])
-    found = json.loads((tmp_path / "found.json").read_text())["throughput"]
-    assert [(row["items"], row["model"]) for row in found[1::2]] == [(kind, "onnx") for kind in script.KINDS]
-    assert all(row["largest_difference"] <= 1e-4 and row["over_pytorch"] > 0 for row in found)
 
 
 def test_a_folder_holds_one_model(copied, exported, batches):
