@@ -98,6 +98,8 @@ def test_from_the_command_line(embedder, tmp_path, capsys):
         assert "of 32 dimensions" in card and "trained with conjoin" in card and "| max_steps | 2 |" in card
     assert main(["compress", str(embedder), *words, "--layers", "4", "--out", str(tmp_path / "no")]) == 2
     assert "expected fewer than the model's 4" in capsys.readouterr().err
+    assert main(["compress", str(embedder), *words, "--preset", "gme", "--out", str(tmp_path / "no")]) == 2
+    assert "preset='gme'; expected one of ['gme_qwen2_vl'" in capsys.readouterr().err
     data = [str(embedder), str(tmp_path / "pairs.jsonl"), "--pairs", "4", "--device", "cpu", "--share", "0.01"]
     assert main(["analyze", *data, "--out", str(tmp_path / "layers")]) == 0
     assert "At 1 % of the whole model's R@1, mean of both directions: " in capsys.readouterr().out

@@ -20,6 +20,7 @@ class Options(CompressOptions, ColumnOptions, ImageOptions):
         model: Folder or Hub name of the model.
         data: Pairs of image and text, as `conjoin encode` reads them.
         out: Where models and report go.
+        preset: How an embedder embeds whose files do not say it, such as gme_qwen2_vl.
         revision: Branch, tag or commit of a model on the Hub (default: its main branch).
 
     Example:
@@ -29,26 +30,31 @@ class Options(CompressOptions, ColumnOptions, ImageOptions):
     model: str
     data: str = option(required=True)
     out: str = option(required=True)
+    preset: str | None = None
     revision: str | None = None
 
 
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.evaluation import format_results, render_report
-    from conjoin.hub import load_model
+    from conjoin.hub import load_embedder, load_model
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.processing.sentence_files import write_json_file
     from conjoin.trainers.compress import compress
 
     rows: Any = options.load_rows(options.data)
-    model, processor = load_model(options.model, revision=options.revision)
+    model: Any
+    if options.preset is None:
+        model, processor = load_model(options.model, revision=options.revision)
+    else:
+        model, processor = load_embedder(options.model, preset=options.preset, revision=options.revision)
     if not isinstance(model, MllmRetrieverModel):
         raise ValueError(f"{options.model!r} has no layers of an MLLM; expected an embedder or an MLLM retriever")
     results = compress(model, processor, rows, options.out, options)
     results.model |= {"name": options.model}
     results.dataset |= {"name": options.data, "split": options.split}
     out = Path(options.out)
-    recipe = pick(options, "learning_rate", "seed") | {"trainer": "compress", "max_steps": options.steps}
+    recipe = pick(options, "learning_rate", "seed", "preset") | {"trainer": "compress", "max_steps": options.steps}
     recipe |= {"model_name_or_path": options.model, "dataset_name": options.data}
     for kept in options.layers:  # for the card of `conjoin push`
         write_json_file(out / f"layers-{kept}" / "recipe.json", recipe)
