@@ -144,10 +144,14 @@ class CellVectors:
 
     def search(self, cell: Cell) -> SearchResult:
         """Rank what the queries of a cell search."""
-        queries, corpus, among = self.queries(cell), self.of(cell.corpus), cell.candidates
-        queries = penalise_hubs(queries, self.options.hubness_penalty)
+        options, corpus, among = self.options, self.of(cell.corpus), cell.candidates
+        queries = penalise_hubs(self.queries(cell), options.hubness_penalty)
         if not isinstance(among, Mapping):
-            depth = _depth(cell, self.options)
+            # a tie that is longer holds more wrong candidates than the last cut-off
+            last = max(*options.ks, options.mrr or 1) + max(map(len, cell.qrels.values()))
+            reranked = options.rerank_top if options.reranker is not None else 0
+            excluded = max(map(len, cell.excluded.values()), default=0)
+            depth = max(last, reranked, cell.run_depth, SHOWN_RESULTS) + excluded
             return search_exactly(corpus, queries, depth, ids=among, device=self.encoder.device)  # type: ignore[arg-type]
         number = {id_: index for index, id_ in enumerate(corpus.ids)}
         vectors, rankings = corpus.vectors().astype(np.float32), []
@@ -314,13 +318,6 @@ def _score(cell: Cell, vectors: CellVectors, out: Path) -> CellScores:
     if cell.run_depth:
         _write_run(cell, results, out)
     return CellScores(cell, ranks, results, vectors, vectors.wins(cell) if cell.negatives else None)
-
-
-def _depth(cell: Cell, options: EvaluateOptions) -> int:
-    """How many candidates to find: a tie that is longer holds more wrong ones than the last cut-off."""
-    last = max(*options.ks, options.mrr or 1) + max(map(len, cell.qrels.values()))
-    reranked = options.rerank_top if options.reranker is not None else 0
-    return max(last, reranked, cell.run_depth, SHOWN_RESULTS) + max(map(len, cell.excluded.values()), default=0)
 
 
 def _write_run(cell: Cell, results: SearchResult, out: Path) -> None:
