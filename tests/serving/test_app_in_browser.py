@@ -66,9 +66,8 @@ def results(page):
 
 
 def search(page, text, rest=1500):
-    page.wait_for_timeout(
-        rest
-    )  # Gradio's client loses an event that is sent while the stream of the one before closes
+    # Gradio's client loses an event that is sent while the stream of the one before closes.
+    page.wait_for_timeout(rest)
     page.locator("#query textarea").fill(text)
     page.locator("#query textarea").press("Enter")
 
