@@ -1,4 +1,4 @@
-"""Teachers see the student's patches and words, never train, and say the same in any company and from disk."""
+"""Teachers see the student's patches and words, never train, and say the same in any company."""
 
 import pytest
 import torch

@@ -44,6 +44,8 @@ def run_case(checkpoints, folder, method, chunk_size, accumulation, chunk_tokens
         trainer = make_trainer(method, model, processor, folder, rows, eval_rows, **settings)
     trainer.model.double()
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    if trainer.eval_dataset:
+        trainer.evaluate()  # before training it changes nothing
     trainer.train()
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     moved = max((weights[name] - value).abs().max().item() for name, value in start.items())

@@ -615,6 +615,10 @@ class RetrievalTrainer(Trainer):
         first = next(iter(embeddings.values()))
         return None, embeddings, first.new_full((len(first),), -1, dtype=torch.long) if ids is None else ids
 
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """Return what a loop runs. A `Step` that accelerate prepared for evaluation would never be wrapped by DDP."""
+        return super()._wrap_model(model, training, dataloader) if training or self.sharding.fsdp else self.encoder
+
     def evaluation_loop(
         self,
         dataloader: DataLoader[Any],
@@ -629,7 +633,11 @@ class RetrievalTrainer(Trainer):
         `{prefix}_{query}_to_{candidate}_hit_rate@{k}`, `{prefix}_mean_hit_rate@{k}`, and what `compute_metrics`
         returns for an `EvalPrediction` of the embeddings by name and the ids of the rows.
         """
+        if self.sharding.fsdp and not self.accelerator._models:  # accelerate shards a model beside its optimizer alone
+            self.model, self.optimizer = self.accelerator.prepare(self.model, self.create_optimizer())
+            self.sharding.on_train_begin(self.args, self.state, self.control)
         was_training = self.model.training
+        self.model.eval()
         output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         self.model.train(was_training)
         found, ids, metrics = (cast("Any", each) for each in output[:3])

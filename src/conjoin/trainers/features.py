@@ -120,9 +120,8 @@ class CachedFeatures(EpochRows):
         words = sorted({text for of_row in texts_of for text in of_row})
         places = {text: place for place, text in enumerate(words)}
         text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
-        inputs = processor([{"text": text} for text in words]).to(
-            encoder.device
-        )  # at once, so that all have one length
+        # at once, so that all have one length
+        inputs = processor([{"text": text} for text in words]).to(encoder.device)
         random = np.random.default_rng(0)  # one for all rows, in their order
 
         def changed(image: Any, name: str) -> Any:

@@ -242,10 +242,15 @@ class DataArguments:
         """Load the training rows and the evaluation rows (or None).
 
         Raises:
-            ValueError: Several sources of pairs are not streamed, or two have one name.
+            ValueError: Several sources of pairs are not streamed, two have one name, or M-BEIR is to evaluate.
         """
         evaluation = None
         if self.dataset_test_name is not None or self.dataset_test_split is not None:
+            if self.dataset_format == "mbeir":  # `MbeirTraining.positives` are digests, no ids to match
+                raise ValueError(
+                    "rows of format mbeir are evaluated after training, by `conjoin evaluate --benchmark mbeir`; "
+                    "remove dataset_test_name and dataset_test_split"
+                )
             if self.dataset_mixture and self.dataset_test_name is None:
                 raise ValueError(
                     f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
