@@ -23,7 +23,7 @@ COMMANDS = {
     "merge-adapter": "merge LoRA adapters into a stand-alone model folder",
     "export": "write a model as a folder that other programs load",
     "push": "push a model, a collection, a dataset, a metric or a search app to the Hub",
-    "verify": "compare all files of collections, models and evaluations with their checksums",
+    "verify": "compare the files of collections and models with their checksums",
     "evaluate": "evaluate a model on a benchmark",
     "mteb": "evaluate a model on tasks of MTEB",
     "data compose-queries": "compose queries of several conditions from a catalogue of products",
@@ -63,11 +63,11 @@ def run_command(argv: Sequence[str]) -> None:
         print(f"conjoin {__version__}")
     else:
         command, options = read_command(argv)
+        if not sys.stderr.isatty() or getattr(options, "quiet", False):
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read by transformers too, at its import
+            os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         if isinstance(options, ImageOptions):
             options.allow()
-        if not sys.stderr.isatty() or getattr(options, "quiet", False):
-            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers reads it too
-            os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         command.run(options)
 
 

@@ -33,7 +33,10 @@ def run(options: Options) -> None:
     """Evaluate and print the main score of each task."""
     if bool(options.tasks) == (options.benchmark is not None):
         raise ValueError("name what to evaluate on: --tasks or --benchmark, one of both")
-    import mteb
+    try:
+        import mteb
+    except ImportError as error:
+        raise ImportError('mteb is not installed; run: pip install "conjoin[mteb]"') from error
 
     from conjoin.evaluation.mteb_model import MtebModel
     from conjoin.retrieval import load_encoder

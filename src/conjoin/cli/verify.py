@@ -1,4 +1,4 @@
-"""`conjoin verify`: compare all files of collections, models and evaluations with their checksums."""
+"""`conjoin verify`: compare the files of collections and models with their checksums."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ class Options:
     Opening a large collection hashes only the files that are new or changed since they were hashed on this machine.
 
     Args:
-        folder: Folder of a collection, a model or an evaluation, or one that holds some.
+        folder: Folder of a collection or a model, or one that holds some, such as an evaluation.
 
     Example:
         conjoin verify runs/photos
@@ -27,7 +27,7 @@ def run(options: Options) -> None:
 
     sums = sorted(Path(options.folder).rglob(FOLDER_CHECKSUMS))
     if not sums:
-        raise FileNotFoundError(f"no collection, saved model or evaluation in {options.folder!r} ({FOLDER_CHECKSUMS})")
+        raise FileNotFoundError(f"no collection or saved model in {options.folder!r} ({FOLDER_CHECKSUMS})")
     for folder in (path.parent for path in sums):
         if (folder / "data" / "train.lance").is_dir():
             Collection.open(folder).verify()
