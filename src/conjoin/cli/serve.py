@@ -51,8 +51,8 @@ class Options(ServingOptions):
         model: Folder or Hub name of the model (default: the folder on this machine that the collection records).
         port: 0 for a free one.
         max_items: Items of a request.
-        api_key_file: Keys, one in each line, # before a comment: requests need one of them, as `Authorization: Bearer KEY` or `X-API-Key:
-            KEY`.
+        api_key_file: Keys, one in each line, comments behind #: requests need one, as `Authorization: Bearer KEY` or
+            `X-API-Key: KEY`.
         cors: Sites whose pages may ask, as https://example.org.
         max_connections: Requests at one time.
         grace: When it is terminated (SIGTERM), seconds to answer what is in flight.
