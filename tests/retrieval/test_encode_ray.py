@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conjoin.cli.main import run_command
 from conjoin.retrieval import Collection, encode_collection, encode_on_ray, encode_ray
 from conjoin.retrieval.collection_table import open_table
 from tiny_collections import state
@@ -96,6 +97,15 @@ def test_an_interrupted_run_resumes_and_later_ones_update(cluster, tmp_path):
     assert collection.changes == (0, 1, 2, 20, 1, 1)
     assert [(row.row, row.id, row.reason) for row in collection.skipped] == [(21, "bad", "it is broken")]
     assert state(collection.uri) == state(encode_collection(rows, tiny_encoder(), tmp_path / "one").uri)
+
+
+def test_the_command(cluster, tiny_checkpoints, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").write_text("id,text\na,red\nb,blue\n")
+    for more in ([], ["--ray", "1"]):
+        command = ["encode", str(tiny_checkpoints["clip"]), "data.csv", "--out", f"of{len(more)}", "--only", "text"]
+        run_command([*command, "--no-bf16", "--device", "cpu", "--quiet", *more])
+    assert state("of2") == state("of0")
 
 
 def test_errors(cluster, tmp_path):

@@ -3,14 +3,13 @@
 import logging
 import os
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, option, pick
 
 if TYPE_CHECKING:
-    from conjoin.retrieval import Collection
+    from conjoin.retrieval import Collection, ItemEncoder
 
 logger = logging.getLogger(__name__)
 _LARGE = 200_000
@@ -97,7 +96,11 @@ def run(options: Options) -> None:
 
         if processes is not None:
             raise ValueError("--ray starts its own workers: run `conjoin encode` without accelerate launch")
-        load = partial(load_encoder, options.model, **options.encoder_options())
+        model, own = options.model, options.encoder_options()
+
+        def load(device: str | None) -> "ItemEncoder":
+            return load_encoder(model, **own | {"device": device or own["device"]})
+
         _report(options, encode_on_ray(rows, load, options.out, workers=options.ray or None, **how))
         return
     if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
