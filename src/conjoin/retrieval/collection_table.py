@@ -234,12 +234,16 @@ def condition(where: str) -> str:
     """A condition in parentheses: without them Lance passes over all that follows a whole expression.
 
     Raises:
-        ValueError: It has too many words and signs.
+        ValueError: It closes a parenthesis that it did not open, or has too many words and signs.
     """
-    count = sum(token != "" for token in _TOKENS.findall(where))
-    if count > _MOST_TOKENS:
+    depth, tokens = 0, [token for token in _TOKENS.findall(where) if token]
+    for token in tokens:
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if depth < 0:
+            raise ValueError("a parenthesis is closed that is not open")
+    if len(tokens) > _MOST_TOKENS:
         raise ValueError(
-            f"it has {count} words and signs, and {_MOST_TOKENS} are the most; a list of any length is one "
+            f"it has {len(tokens)} words and signs, and {_MOST_TOKENS} are the most; a list of any length is one "
             "comparison: `id in ('a', 'b', ...)`"
         )
     return f"({where})"
