@@ -146,17 +146,18 @@ def exact_search(
         reached = rough >= least[:, None]
         has_more = reached[:, -1] if depth < len(block) else torch.zeros_like(reached[:, -1])  # read one by one below
         row, rank = (reached & ~has_more[:, None]).nonzero(as_tuple=True)
-        candidates = [(row.cpu().numpy(), columns[row, rank].cpu().numpy())]
+        new_rows, chosen = row.cpu().numpy(), columns[row, rank].cpu().numpy()
+        found = [(new_rows, positions[chosen], _exact_scores(doubles, block, new_rows, chosen))]
         for query in has_more.nonzero().flatten().tolist():
             chosen = (block @ moved[query] >= least[query]).nonzero().flatten().cpu().numpy()
-            candidates.append((np.full(len(chosen), query), chosen))
-        for new_rows, chosen in candidates:
-            rows, places = np.concatenate([rows, new_rows]), np.concatenate([places, positions[chosen]])
-            scores = np.concatenate([scores, _exact_scores(doubles, block, new_rows, chosen)])
-            order = np.lexsort((places, -scores, rows))  # by query, falling score and position: keep the k best
-            place_of = np.arange(len(rows)) - np.searchsorted(rows[order], rows[order])
-            order = order[place_of < k]
-            rows, places, scores = rows[order], places[order], scores[order]
+            own = _exact_scores(doubles, block, np.full(len(chosen), query), chosen)
+            best = np.argsort(-own, kind="stable")[:k]
+            found.append((np.full(len(best), query), positions[chosen[best]], own[best]))
+        rows, places, scores = map(np.concatenate, zip((rows, places, scores), *found, strict=True))
+        order = np.lexsort((places, -scores, rows))  # by query, falling score and position: keep the k best
+        place_of = np.arange(len(rows)) - np.searchsorted(rows[order], rows[order])
+        order = order[place_of < k]
+        rows, places, scores = rows[order], places[order], scores[order]
         if ranked >= k:
             floor = torch.from_numpy(scores.reshape(-1, k)[:, -1] - margin).to(device)
     shape = len(queries), min(k, ranked)
