@@ -12,7 +12,7 @@ from tiny_collections import check, clustered, lookup_encoder, made, naive, unit
 pytest.importorskip("faiss")
 VECTORS, QUERIES = clustered(2000, 16), clustered(6, 16, seed=3)
 EXACT = ["Flat", "IVF8,Flat", "HNSW16", "RR16,Flat"]
-ROUGH = ["SQfp16", "IVF8,SQ8", "IVF4,PQ4np", "PCA12,IVF4,Flat", "IVF4,PQ4np,RFlat"]
+ROUGH = ["SQfp16", "IVF8,SQ8", "IVF4,PQ4np", "PCA12,IVF4,Flat", "IVF4,PQ4np,RFlat", "HNSW8"]
 
 
 def kept(number):
@@ -74,6 +74,7 @@ def test_rough_kinds_find_most(factory, folder, tmp_path):
     right = naive(VECTORS[places()], QUERIES, 10, [f"doc/{n:05d}" for n in places()])[0]
     found = index.search(QUERIES, 10)
     assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.25
+    assert {len(ids) for ids in index.search(QUERIES, 1000).ids} == {1000}
 
 
 def test_an_index_of_an_earlier_version_is_not_used(folder, tmp_path, warnings):

@@ -139,10 +139,10 @@ def search_faiss(
         index: Of FAISS.
         queries: `(Q, D)`, L2-normalised.
         k: How many; all if there are fewer.
-        probes: Clusters to look into, or candidates of a graph (at least 128).
+        probes: Clusters to look into, or candidates of a graph (at least 128 and k).
     """
     space, k = import_faiss().ParameterSpace(), min(k, index.ntotal)
-    for name, value in (("nprobe", probes), ("efSearch", max(probes, 128)), ("k_factor_rf", 20)):
+    for name, value in (("nprobe", probes), ("efSearch", max(k, probes, 128)), ("k_factor_rf", 20)):
         with suppress(RuntimeError):  # another kind of index
             space.set_index_parameter(index, name, value)
     scores, labels = index.search(queries, k)
