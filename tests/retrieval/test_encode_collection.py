@@ -253,7 +253,7 @@ class TestUpdate:
 
     def test_several_images_are_remembered_of_a_stopped_update(self, small, tmp_path, pictures):
         encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
-        rows = [{"id": f"two {number}", "image": pictures[:2]} for number in range(8)]
+        rows = [{"id": f"two {number}", "image": [np.asarray(each) for each in pictures[:2]]} for number in range(8)]
         with pytest.raises(Stop):
             encode(tmp_path, stopping(rows, 7), tiny_encoder(input_type="cat"))
         collection = encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
@@ -374,6 +374,8 @@ ERRORS = [
     ([{"id": "a", "text": "x"}, {"id": "b", "caption": "y"}], {}, "item 'b': the item has neither text nor image"),
     (tiny_rows(), {"on_error": "keep"}, "on_error='keep'; expected 'raise' or 'skip'"),
     (tiny_rows(), {"dtype": "int8"}, "unknown dtype 'int8'; expected 'float32' or 'float16'"),
+    *(([{"id": "a", "text": "x", "metadata": kept}], {}, "item 'a': \"metadata\" must be a mapping .*, got ")
+      for kept in (5, [1, 2], {1: "b"}, {"": 3})),
     *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', which cannot")
       for name in ("id", "vector", "item_digest", "row_digest", "picture", "text", "_rowid", "_distance", "a.b", "`")),
     ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "'price' .*kept: .*"),

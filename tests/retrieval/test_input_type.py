@@ -60,13 +60,14 @@ def test_the_average_of_an_mllm_and_its_instruction(exports, query):
 
 
 def test_errors_name_the_item(pictures, tmp_path):
-    encoder = tiny_encoder(input_type="avg")
+    encoder = tiny_encoder(batch_size=4, input_type="avg")
     broken = {"image": [pictures[0], str(tmp_path / "none.png")]}
     with pytest.raises(FileNotFoundError, match=r"item 'b': image '.*none\.png': no such file"):
         encoder.encode([pictures[0], broken], ["a", "b"])
     left = []
     vectors = encoder.encode(["a", broken, {"image": pictures[:3]}], on_unusable=lambda place, _: left.append(place))
     assert left == [1] and np.isnan(vectors[1]).all() and np.isfinite(vectors[[0, 2]]).all()
+    assert encoder.model.batches == [4], "the others are one batch"
     with pytest.raises(ValueError, match="item 'c': a bare list is ambiguous"):
         encoder.encode([[pictures[0], "a"]], ["c"])
     with pytest.raises(ValueError, match="input_type='mean'; expected one of"):

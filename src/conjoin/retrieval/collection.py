@@ -98,7 +98,7 @@ class Collection:
         self.__dict__.pop("faiss", None)
         self._held: HeldVectors | None = None
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
-        if self._memory and is_small and self.faiss is None:
+        if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
             self._held = HeldVectors(*self.held(), torch.device(choose_device(None)))
 
     @cached_property
@@ -156,7 +156,7 @@ class Collection:
     def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
         for batch in self.scan(["id", VECTOR], where):
-            yield batch["id"], matrix(batch[VECTOR], self.dimension).copy()
+            yield batch["id"], matrix(batch[VECTOR], self.dimension)
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
@@ -165,7 +165,7 @@ class Collection:
             ValueError: An id is not in the collection.
         """
         table = self._read(["id", VECTOR]) if ids is None else self._look_up(ids, ["id", VECTOR])
-        return matrix(table[VECTOR], self.dimension).copy()
+        return matrix(table[VECTOR], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
@@ -501,9 +501,10 @@ class HeldVectors(NamedTuple):
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types
-    """A column of vectors as a matrix `(n, D)`."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return whole.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension)
+    """A column of vectors as a matrix `(n, D)` that may be written to."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension) for chunk in chunks]
+    return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
 
 
 def _known_values(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def encode_rows(
                 skip(index, error)
     order = list(items)
     lists = [parts["image"] for index, (parts, _, _) in changed.items() if index in items and "image" in parts]
-    several = any(isinstance(each, list) and len(each) - each.count(None) > 1 for each in lists)
+    several = any(isinstance(each, list) and sum(one is not None for one in each) > 1 for each in lists)
     moved = [record(index, stored[ids[index]]) for index in changed if ids[index] in stored]
     yield Encoded(moved, 0, unchanged, skipped[:], several)
     skipped.clear()
@@ -222,7 +222,7 @@ def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
     """Return the paths or URLs of an image or of several; images without one, such as bytes, are left out."""
     several = image if isinstance(image, list | tuple) else [image]
     named = [single.get("path") if isinstance(single, Mapping) else single for single in several]
-    paths = [str(path) for path in named if path and isinstance(path, str | os.PathLike)]
+    paths = [str(path) for path in named if isinstance(path, str | os.PathLike) and path]
     return [path for path in paths if not path.startswith("data:")]
 
 
@@ -230,17 +230,19 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
     """The text of a row and its `"metadata"`.
 
     Raises:
-        ItemError: `"metadata"` has a name that no column can have.
+        ItemError: `"metadata"` is no mapping from names, or has a name that no column can have.
     """
     text = {TEXT: row[TEXT]} if isinstance(row.get(TEXT), str) else {}
-    kept = dict(row.get("metadata") or {})
-    for column in map(str, kept):
+    kept = row.get("metadata") or {}
+    if not isinstance(kept, Mapping) or not all(isinstance(column, str) and column for column in kept):
+        raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
+    for column in kept:
         if column in (*OWN_COLUMNS, "image", *text) or column.startswith("_") or {*column} & {".", "`"}:
             own = f"{', '.join((*OWN_COLUMNS, 'image'))} and names with _ at first are the collection's own"
             raise ItemError(
                 name, f'"metadata" holds {column!r}, which cannot be a column: {own}, "." and "`" mean more'
             )
-    return text | kept
+    return text | dict(kept)
 
 
 def to_table(records: Sequence[Record], dtype: str) -> pa.Table:

@@ -338,9 +338,12 @@ def _prepare(
         if len(chunk) == 1:
             return [], [], {0: error if isinstance(error, ItemError) else ItemError("item 0", str(error))}
     alone = [_prepare(processor, input_type, batch_size, [each]) for each in chunk]
+    problems = {index: problem[0] for index, (_, _, problem) in enumerate(alone) if problem}
+    usable = [each for index, each in enumerate(chunk) if index not in problems]
+    if usable and problems:
+        return *_prepare(processor, input_type, batch_size, usable)[:2], problems
     inputs = [batch for batches, _, _ in alone for batch in batches]
-    counts = [count for _, some, _ in alone for count in some]
-    return inputs, counts, {index: problems[0] for index, (_, _, problems) in enumerate(alone) if problems}
+    return inputs, [count for _, some, _ in alone for count in some], problems
 
 
 def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401
