@@ -95,6 +95,7 @@ EYE = torch.eye(2, dtype=torch.bool)
         (lambda: rank_of_relevant(ROWS[:2], EYE & EYE[0]), r"1 queries have no relevant candidate.* index \[1\]"),
         (lambda: rank_of_relevant(torch.zeros(2, 3), EYE), r"must both be \(N, M\)"),
         (lambda: best_ranks(ROWS, ROWS, LABELS, LABELS[:2]), r"\(3, 3\) and relevant \(3, 2\) must both be"),
+        (lambda: best_ranks(ROWS[:2], ROWS, LABELS, LABELS), "2 queries have 3 labels"),
         (lambda: best_ranks(ROWS, ROWS[:0], LABELS, LABELS[:0]), "3 queries have no relevant candidate"),
         (lambda: best_ranks(ROWS * ALONE, ROWS, LABELS, LABELS), "queries: 1 rows are NaN"),
         (lambda: chance_hit_rate([1, 6], 5, 1), r"must lie in 1\.\.5"),

@@ -112,6 +112,8 @@ def test_options_of_a_collection_are_for_collections(folder, tmp_path, capsys):
     for words, problem in (
         (["push", str(folder), "me/x", "--type", "space", "--model", "m"], "'m' lacks config.json"),
         (["push", str(folder), "me/x", "--keep-pictures", "0"], "--keep-pictures must be at least 1"),
+        (["push", str(folder), "me/x", "--results", "r.json"], "--results is for a model"),
+        (["push", str(folder), "me/x", "--type", "space", "--keep-pictures", "9"], "--keep-pictures is for a dataset"),
         (["copy", str(tmp_path / "none"), str(tmp_path / "copy")], "there is no collection"),
         (["copy", str(folder), str(folder)], "holds a collection"),
         (["copy", str(folder), "hf://datasets/me/x"], "can only be read"),

@@ -67,6 +67,10 @@ def run(options: Options) -> None:
     source, repo_id, model = options.source, options.repo_id, options.model
     is_collection = (Path(source) / "data" / "train.lance").is_dir()
     kind = options.type or ("dataset" if is_collection else "model")
+    owners = {"results": "model", "dataset": "model", "base_model": "model", "keep_pictures": "dataset"}
+    for name, owner in owners.items():
+        if vars(options)[name] and kind != owner:
+            raise ValueError(f"--{name.replace('_', '-')} is for a {owner}; {source!r} is pushed as a {kind}")
     of_all: dict[str, Any] = {"license": options.license, "languages": options.language}
     with TemporaryDirectory() as work:
         if kind == "model":

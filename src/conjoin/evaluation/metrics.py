@@ -204,6 +204,8 @@ def best_ranks(
     Raises:
         ValueError: Lengths differ, embeddings are not finite, or a query has no relevant candidate.
     """
+    if len(query_labels) != len(queries):
+        raise ValueError(f"{len(queries)} queries have {len(query_labels)} labels")
 
     def relevant(block: slice) -> Tensor:
         same = query_labels[block, None] == candidate_labels
