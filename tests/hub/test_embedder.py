@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForImageTextToText
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModel, AutoModelForImageTextToText, AutoTokenizer
 
 from conjoin.hub import export_stock, load_embedder, load_model, save_model
 from conjoin.hub.embedder import PRESETS
@@ -234,6 +235,25 @@ def test_a_folder_embeds_as_in_sentence_transformers(name, pooling, items, tmp_p
             assert np.abs(found[chosen] - expected).max() <= 1e-5, (prompt, chosen)
     messages = [[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": items[2]}]}]]
     assert np.abs(embed(model, processor, messages) - encoder.encode(messages)).max() <= 1e-5
+
+
+def test_what_the_tokenizer_puts_around_texts(items, tmp_path):
+    """The token that it ends them with is the last one, which is read."""
+    save_embedder(tmp_path / "source")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "source")
+    ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<|im_start|>", "<|endoftext|>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|endoftext|>", special_tokens=ends
+    )
+    tokenizer.save_pretrained(tmp_path / "source")
+    (model, processor), chosen = load_embedder(tmp_path / "source"), [items[0], items[2], items[4]]
+    saved = save_model(model, processor, tmp_path / "saved")
+    encoders = [SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "source", saved)]
+    for item in chosen:
+        (found,) = embed(model, processor, [item])
+        assert all(np.abs(encoder.encode([item])[0] - found).max() <= 1e-5 for encoder in encoders)
+    (ids,) = processor(["a"])["input_ids"].tolist()
+    assert [ids[0], ids[-1]] == [token for _, token in ends]
 
 
 @pytest.mark.parametrize("prompts", [{}, {"query": INSTRUCTION}, {"query": "", "document": INSTRUCTION}])

@@ -138,9 +138,6 @@ def load_embedder(
         sentence_files=files.sentence_files,
         **files.processor | given,
     )
-    bos = reader.tokenizer.bos_token
-    if reader.tokenizer.num_special_tokens_to_add() and not (bos and bos in files.chat_template):
-        raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: its tokenizer adds special tokens around every text")
     settings = {"ret_token_id": None} | files.config | config
     return MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings), reader
 

@@ -116,6 +116,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         self.max_length = max_length
         self.max_text_length = max_text_length
         self.resize_first = resize_first
+        self._ends = ("", "") if sentence_files is None else _ends(tokenizer)
         if not chat_template:
             raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm of conjoin writes one")
         if max_text_length is not None and max_text_length < 1:
@@ -206,7 +207,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         """Return the text that the chat template writes of a prompt, with one placeholder for each image.
 
         An instruction is the system message, the item is the user's message. If the tokenizer names tokens that
-        surround an image, they are added, as InternVL's processor does. Special tokens in a text are marked.
+        surround an image, they are added, as InternVL's processor does; for a published embedder also those that the
+        tokenizer puts around every text. Special tokens in a text are marked.
 
         Raises:
             ValueError: The template fails, or it shows another number of images.
@@ -240,7 +242,10 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         if shown != count:
             raise ValueError(f"the chat template shows {shown} of {count} images: {text[:200]!r}")
         shown_image = f"{named.get('start_image_token', '')}{self.image_token}{named.get('end_image_token', '')}"
-        return text.replace(self.image_token, shown_image)
+        text = text.replace(self.image_token, shown_image)
+        bos = self.tokenizer.bos_token  # a text that begins with it is whole, as the library's processors take it
+        first, last = ("", "") if bos and text.startswith(bos) else self._ends
+        return f"{first}{text}{last}"
 
     def _tokenize(self, prompts: Sequence[Prompt]) -> list[list[list[int]]]:
         """Return for each prompt the token ids before, between and after its images.
@@ -365,6 +370,13 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             name: pad_sequence(list(map(torch.tensor, values)), True, padding.get(name, 0), padding_side=side)
             for name, values in rows.items()
         }
+
+
+def _ends(tokenizer: Any) -> tuple[str, str]:  # noqa: ANN401
+    """Return the special tokens that a tokenizer puts before and after every text."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    tokens, special = tokenizer.convert_ids_to_tokens(encoded["input_ids"]), encoded["special_tokens_mask"]
+    return "".join(tokens[: special.index(0)]), "".join(tokens[len(special) - special[::-1].index(0) :])
 
 
 def _to_tokens(image: Image.Image, side: int) -> Image.Image:
