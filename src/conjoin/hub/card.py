@@ -120,8 +120,7 @@ def _dimension(config: dict[str, Any]) -> int:
         return int(parts.get("projection_dim") or parts["vision_config"]["hidden_size"])
     if kind == "joint_encoder":
         return int(config["hidden_size"])
-    (cut,) = config.get("matryoshka_dimensions") or [config.get("embedding_dim")]
-    return int(cut or width)
+    return int(max(config.get("matryoshka_dimensions") or [config.get("embedding_dim") or width]))
 
 
 def _hub_ids(names: Sequence[Any]) -> list[str]:
