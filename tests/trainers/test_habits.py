@@ -218,6 +218,8 @@ def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path):
     args = RetrievalConfig(str(tmp_path), **SETTINGS)
     with pytest.raises(ValueError, match=r"compute_loss_func has no effect here; expected a subclass with its"):
         ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, compute_loss_func=print)
+    with pytest.raises(ValueError, match="R@k needs all embeddings: leave batch_eval_metrics"):
+        RetrievalConfig(str(tmp_path), batch_eval_metrics=True)
     with pytest.raises(ValueError, match="pass processing_class"):
         ContrastiveTrainer(model, args, make_rows(4))
     with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):

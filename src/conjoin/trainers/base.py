@@ -130,6 +130,8 @@ class RetrievalConfig(TrainingArguments):
                 f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
                 "model to push; expected 'end', which pushes the trained model"
             )
+        if self.batch_eval_metrics or not self.eval_do_concat_batches:
+            raise ValueError("R@k needs all embeddings: leave batch_eval_metrics and eval_do_concat_batches as they are")
         for each in fields(self):
             value: Any = vars(self).get(each.name)
             if get_origin(each.type) is Literal and value not in get_args(each.type):
