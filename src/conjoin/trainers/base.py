@@ -131,7 +131,7 @@ class RetrievalConfig(TrainingArguments):
                 "model to push; expected 'end', which pushes the trained model"
             )
         if self.batch_eval_metrics or not self.eval_do_concat_batches:
-            raise ValueError("R@k needs all embeddings: leave batch_eval_metrics and eval_do_concat_batches as they are")
+            raise ValueError("R@k needs all embeddings: leave batch_eval_metrics and eval_do_concat_batches alone")
         for each in fields(self):
             value: Any = vars(self).get(each.name)
             if get_origin(each.type) is Literal and value not in get_args(each.type):
