@@ -164,8 +164,12 @@ class Collection:
         Raises:
             ValueError: An id is not in the collection.
         """
-        table = self._read(["id", VECTOR]) if ids is None else self._look_up(ids, ["id", VECTOR])
-        return matrix(table[VECTOR], self.dimension)
+        if ids is None:
+            return matrix(self._read([VECTOR])[VECTOR], self.dimension)
+        table, places = self._look_up(ids, ["id", VECTOR])
+        vectors = matrix(table[VECTOR], self.dimension)
+        del table  # of the size of the vectors
+        return vectors[places]
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
@@ -180,7 +184,8 @@ class Collection:
         names = self._table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += [PICTURE] if pictures and PICTURE in names else []
-        return [_known_values(row) for row in self._look_up(ids, columns).to_pylist()]
+        table, places = self._look_up(ids, columns)
+        return [_known_values(row) for row in table.take(places).to_pylist()]
 
     def select(self, where: str | None = None) -> list[str]:
         """The ids of the rows that a condition holds for, or of all.
@@ -221,8 +226,8 @@ class Collection:
         with reading(self.uri, where, self.schema):
             return self._query(columns, where).with_row_id(True).to_arrow()
 
-    def _look_up(self, ids: Sequence[str], columns: list[str]) -> pa.Table:
-        """The rows of ids, in their order.
+    def _look_up(self, ids: Sequence[str], columns: list[str]) -> tuple[pa.Table, np.ndarray]:
+        """A table with the rows of ids, and where each stands in it.
 
         Raises:
             ValueError: An id is not in the collection.
@@ -232,7 +237,7 @@ class Collection:
         places = {id_: place for place, id_ in enumerate(table["id"].to_pylist())}
         if missing := [id_ for id_ in ids if id_ not in places]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
-        return table.select(columns).take(pa.array([places[id_] for id_ in ids], pa.int64()))
+        return table.select(columns), np.array([places[id_] for id_ in ids], dtype=np.int64)
 
     def search(
         self,

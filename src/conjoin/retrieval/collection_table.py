@@ -7,6 +7,7 @@ never changes, so each is hashed once, at publication. Readers hash it again whe
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -352,7 +353,9 @@ def check_place(folder: Path) -> None:
         ValueError: The message names what it holds.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is a file; `conjoin start {folder.name}` makes a collection of a table")
+        raise ValueError(
+            f"{str(folder)!r} is a file; `conjoin start {shlex.quote(str(folder))}` makes a collection of a table"
+        )
     if not folder.is_dir() or (folder / "data").is_dir():
         return
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
