@@ -55,6 +55,7 @@ def test_other_pictures_are_told(tmp_path, caplog):
     (tmp_path / "a.png").unlink()
     with pytest.raises(ValueError, match=r"holds no images that can be read"):
         load_pairs(tmp_path, only="image")
+    assert "1 of 1 pictures cannot be read, such as 'logo.svg'; convert" in caplog.text
 
 
 def test_captions_are_utf_8(tmp_path):

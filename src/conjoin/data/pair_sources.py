@@ -213,11 +213,11 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     labelled = captions and not captioned and has_labels
     listed = set(pictures) if labelled else captioned  # one of these that cannot be read is a row at fault
     images = [path for path in pictures if path in listed or is_readable(path)]
-    if not images:
-        raise ValueError(f"the folder {str(folder)!r} holds no images that can be read; {', '.join(IMAGE_SUFFIXES)}")
     for other in sorted(set(pictures) - set(images))[:1]:
         counts, kind = (len(pictures) - len(images), len(pictures)), remedy(other.suffix.lower())
         logger.warning("%s: %d of %d pictures cannot be read, such as %r; %s", folder, *counts, other.name, kind)
+    if not images:
+        raise ValueError(f"the folder {str(folder)!r} holds no images that can be read; {', '.join(IMAGE_SUFFIXES)}")
     names = [_utf8(image.relative_to(folder).as_posix()) for image in images]
     columns = {"id": names, "file_name": names}
     if labelled:

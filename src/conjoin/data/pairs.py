@@ -402,7 +402,7 @@ class PairReader:
         several_images = "image" in blocks[0].column_names and any(is_list(each["image"]) for each in blocks)
         if several_images:
             blocks = [_with_lists(block) for block in blocks]
-        pairs = pa.concat_tables(blocks)
+        pairs = pa.concat_tables(blocks, promote_options="default")  # JSON may hold lists of texts in some rows only
         repeats = _repeats(np.concatenate(keys))
         copies = _same_images(dataset, columns.picture, repeats)
         if copies and columns.text is None:
@@ -413,7 +413,9 @@ class PairReader:
         if problems and not self.skip:
             raise counted([problems[row] for row in sorted(problems)], count)
         made = {name: pairs[name] for name in pairs.column_names if name in PAIR_COLUMNS}
-        if "group" not in made and columns.picture:
+        if "group" in made and not columns.group:
+            made["group"] = pairs["id"]
+        elif "group" not in made and columns.picture:
             files, first, places = np.unique(pairs["file"], return_index=True, return_inverse=True)
             if len(files) < len(owners):
                 made["group"] = ids.take(pa.array(first[places]))
