@@ -160,7 +160,7 @@ def test_a_collection_skips_what_cannot_be_used(encoders, folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def searcher(encoders, folder, tmp_path_factory):
+def searcher(encoders, tmp_path_factory):
     place = tmp_path_factory.mktemp("serving")
     hit = {"id": TEXTS["a closing tag"][0], "text": TEXTS["a script"][0], "metadata": {"price": 5, "<i>": "<b>"}}
     collection = encode_collection([hit, {"id": "b", "text": "b"}], encoders["joint encoder"], place)

@@ -8,7 +8,6 @@ from conjoin.data.emoji.triplets import symmetric_triplets
 @pytest.fixture
 def sample(small_sample, monkeypatch):
     monkeypatch.setattr("conjoin.data.emoji.triplets.load_emoji", small_sample)
-    monkeypatch.setattr("emoji_edits.load_emoji", small_sample)
     return small_sample
 
 

@@ -113,6 +113,8 @@ def test_a_rewritten_text_makes_a_variant(tmp_path):
     loaded = load_triplets(construct_symmetric(rows()[:1], tmp_path, **arguments))
     assert loaded["variant_text"] == [f"in other words: {text}" for text in loaded["query_text"]]
     assert [image["path"] for image in loaded["variant_image"]] == [image["path"] for image in loaded["query_image"]]
+    same = Steps().as_arguments() | {"rewrite": lambda text: text}
+    assert load_triplets(construct_symmetric(rows()[:1], tmp_path / "same", **same))["variant_text"][:] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_it_appears_whole_or_not_at_all_and_another_folder_is_kept(catalogue, co
         compose_queries(catalogue, out, SETTINGS)
 
 
-def test_string_ids_and_one_split(path, tmp_path):
+def test_string_ids_and_one_split(tmp_path):
     rows = [row | {"sku": f"p-{row['sku']}"} for row in products(60)]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=0.5)
@@ -219,7 +219,7 @@ def test_cold_start_asks_what_differs(tmp_path):
         compose_queries(catalogue, tmp_path / "none", settings)
 
 
-def test_cold_start_needs_products_and_similarity(catalogue, path, tmp_path):
+def test_cold_start_needs_products_and_similarity(path, tmp_path):
     settings = CompositionSettings(queries=5, samplers={"cold_start": 1.0})
     model = Model(str)
     with pytest.raises(ValueError, match="products without attributes"):
