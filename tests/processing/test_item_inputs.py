@@ -98,6 +98,7 @@ def test_images_of_messages(red, red_file):
         ({"image": b""}, ": 0 bytes of an unknown format"),
         ({"image": b"hello"}, ": 5 bytes of an unknown format"),
         ({"image": "data:image/png;base64,@@"}, "not valid base64"),
+        ("data:video/mp4;base64,AAAA", "cannot read the image: 3 bytes of an unknown format"),
     ],
 )
 def test_bad_items_are_named(value, message):

@@ -35,6 +35,8 @@ CONCATENATED = "concatenated"
 """The key in a PIL image's `info` of a picture of several images: cropped, it would lose some of them."""
 MAX_HEIGHT, MAX_PIXELS = 2048, 2**24
 """Images of a concatenation have at most this height; it has at most this many pixels (48 MiB)."""
+DATA_URIS = ("data:image/", "data:video/")
+"""How encoded pictures begin; a video is one of an unknown format."""
 _ORIENTATION = 0x0112
 """The EXIF tag of the orientation; 1 is upright."""
 read_url: Callable[[str, str], bytes] | None = None
@@ -60,7 +62,7 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         data, path = source.get("bytes"), source.get("path")
         prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
         source = path if data is None and not isinstance(path, Mapping) else data
-    if isinstance(source, str) and source.startswith("data:image/"):
+    if isinstance(source, str) and source.startswith(DATA_URIS):
         source = decode_base64(source.partition(",")[2], name)
     elif isinstance(source, str | os.PathLike):
         prefix = f"image {os.fspath(source)!r}: "

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from .item_error import ItemError, MissingFileError
-from .item_images import MAX_HEIGHT, concatenate_images, decode_base64, describe, is_url, load_image
+from .item_images import DATA_URIS, MAX_HEIGHT, concatenate_images, decode_base64, describe, is_url, load_image
 
 logger = logging.get_logger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
@@ -193,7 +193,7 @@ def _names_an_image(text: str, name: str) -> bool:
     Raises:
         MissingFileError: It looks like a file name, but there is no such file.
     """
-    if text.startswith("data:image/"):
+    if text.startswith(DATA_URIS):
         return True
     if not text.lower().endswith((*PICTURE_SUFFIXES, *_VIDEO_SUFFIXES)):
         return False
