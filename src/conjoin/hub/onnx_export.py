@@ -4,6 +4,7 @@ import copy
 import hashlib
 import importlib.util
 import json
+import logging
 import tempfile
 import warnings
 from pathlib import Path
@@ -116,6 +117,7 @@ def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision
 
     file, small = str(scratch / "graph.onnx"), str(scratch / "int8.onnx")
     shapes = {name: _INPUTS[name] for name in inputs}
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # on torchvision
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names of dimensions that are the same
         program: Any = torch.onnx.export(
