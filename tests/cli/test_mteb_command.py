@@ -73,18 +73,14 @@ def test_instructions_go_to_queries(mteb, monkeypatch):
     task = mock("MockAny2AnyRetrievalT2ITask")
     monkeypatch.setattr(task.metadata, "prompt", {"query": "Find the picture."})
     found = []
-    for options in ({}, {"instructions": {task.metadata.name: "Mine."}}, {"use_instructions": False}):
+    for options in ({}, {"instructions": {task.metadata.name: "Mine."}}):
         recorder = Recorder()
         model = MtebModel(recorder, **options)
         recorder.seen.clear()
         mteb.evaluate(model, [task], cache=None)
         found.append({("image" in items[0], role, told) for items, role, told in recorder.seen})
     picture = (True, "document", None)
-    assert found == [
-        {(False, "query", "Find the picture."), picture},
-        {(False, "query", "Mine."), picture},
-        {(False, "query", None), picture},
-    ]
+    assert found == [{(False, "query", "Find the picture."), picture}, {(False, "query", "Mine."), picture}]
 
 
 def test_rows_become_items_and_errors_name_the_row(pictures):

@@ -24,13 +24,10 @@ class MtebModel(AbsEncoder):
     Args:
         encoder: The model.
         instructions: By the name or the type of a task (`"Classification"`) its instruction.
-        use_instructions: Whether to give instructions at all.
     """
 
-    def __init__(
-        self, encoder: ItemEncoder, instructions: Mapping[str, str] | None = None, use_instructions: bool = True
-    ) -> None:
-        self.encoder, self.instructions, self.use_instructions = encoder, dict(instructions or {}), use_instructions
+    def __init__(self, encoder: ItemEncoder, instructions: Mapping[str, str] | None = None) -> None:
+        self.encoder, self.instructions = encoder, dict(instructions or {})
         name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
         modalities = ["text", "image"]
         try:
@@ -45,7 +42,7 @@ class MtebModel(AbsEncoder):
             "n_parameters": sum(each.numel() for each in encoder.model.parameters()),
             "framework": ["PyTorch"],
             "similarity_fn_name": ScoringFunction.COSINE,
-            "use_instructions": use_instructions,
+            "use_instructions": True,
         }
         self.mteb_model_meta = ModelMeta.create_empty(overwrites=facts)
 
@@ -85,8 +82,6 @@ class MtebModel(AbsEncoder):
         return np.concatenate(rows)
 
     def _instruction(self, task: Any, prompt_type: Any) -> str | None:  # noqa: ANN401 - of mteb
-        if not self.use_instructions:
-            return None
         side = "query" if prompt_type is None else str(prompt_type.value)
         instruction = self.instructions.get(task.name, self.instructions.get(task.type))
         given: Any = task.prompt if instruction is None or side != "query" else instruction
