@@ -118,7 +118,7 @@ def test_options_of_the_library(processor):
 def test_a_long_text_is_cut_with_a_warning(processor, warnings):
     assert processor(["short", "x"])["input_ids"].shape == (2, 7) and not warnings()
     assert processor(["short", "word " * 20_000])["input_ids"].shape == (2, 40)
-    assert "texts are cut" in warnings() and "longer than" not in warnings()
+    assert "texts of more than 40 tokens are cut" in warnings() and "longer than" not in warnings()
 
 
 def test_the_longest_text_is_a_setting(tiny_checkpoints):

@@ -141,7 +141,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         )
         tensors = {key: encoded[key] for key in ("input_ids", "attention_mask", "special_tokens_mask")}
         if limit is not None and (tensors["attention_mask"].sum(1) >= limit).any():
-            logger.warning_once("texts are cut to fit the tokenizer or max_text_length")
+            logger.warning_once(f"texts of more than {limit} tokens are cut (max_text_length, or the tokenizer)")
         empty = tensors["special_tokens_mask"].all(dim=1).tolist()
         for name, text, is_empty in zip(rows, present, empty, strict=True):
             if is_empty:
