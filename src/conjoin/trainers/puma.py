@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import datasets
@@ -146,6 +147,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
             states = {part: teacher(whole)(**batch[part].to(self.args.device)).pooler_output for part in TAUGHT}
             return {part: values.float().cpu().numpy() for part, values in states.items()}
 
+        if name is not None and Path(name).is_dir():  # the cache may be shared by runs in other folders
+            name = str(Path(name).resolve())
         key = {
             "teacher": name if whole is None else weights_digest(whole),
             "readout": [config.readout, config.position_mode, str(self.encoder.dtype)],
