@@ -15,15 +15,13 @@ LANGUAGE_MODEL = r".*language_model\..*_proj"
 
 
 @built_once
-def make_model(folder, keep_layers=2, readout="token", lora=True, **lora_arguments):
+def make_model(folder, keep_layers=2, readout="token", lora=True):
     """A retriever of which only adapters on the language model are trained, and its processor."""
     torch.manual_seed(0)
     model = MllmRetrieverModel.from_mllm(folder, keep_layers, readout=readout)
     model.requires_grad_(False)
     if lora:
-        add_adapters(
-            model, LoraConfig(**({"r": 2, "lora_alpha": 4, "target_modules": LANGUAGE_MODEL} | lora_arguments))
-        )
+        add_adapters(model, LoraConfig(r=2, lora_alpha=4, target_modules=LANGUAGE_MODEL))
     else:
         model.text_model.requires_grad_(True)
         model.norm.requires_grad_(True)

@@ -133,20 +133,20 @@ def test_cached_states_are_those_of_the_teacher_and_computed_once(folder, tmp_pa
     loads = []
     load = MllmRetrieverModel.from_mllm
     monkeypatch.setattr(MllmRetrieverModel, "from_mllm", lambda *a, **k: loads.append(a) or load(*a, **k))
-    students = [make_student(folder) for _ in range(7)]
+    students = [make_student(folder) for _ in range(5)]
     loads.clear()
     assert first_loss(trainer(student=students[0], **cache)) == pytest.approx(expected, rel=1e-4)
     assert not loads
     changed = [sentences(8).select(range(7, -1, -1)), sentences(8).map(lambda row: {"query": row["query"] + "!"})]
-    for rows, student in zip(changed, students[2:], strict=False):  # other rows, or another order
+    for rows, student in zip(changed, students[1:], strict=False):  # other rows, or another order
         trainer(rows, student, **cache)
-    students[4][1].max_text_length = 3  # another processor
-    trainer(student=students[4], **cache)
+    students[3][1].max_text_length = 3  # another processor
+    trainer(student=students[3], **cache)
     assert len(loads) == 3
     other = load(folder)
     with torch.no_grad():
         other.norm.weight.add_(1)
-    assert first_loss(trainer(student=students[5], teacher=other, **cache)) != pytest.approx(expected, rel=1e-2)
+    assert first_loss(trainer(student=students[4], teacher=other, **cache)) != pytest.approx(expected, rel=1e-2)
 
 
 def test_what_cannot_be_trained_is_refused(folder, teacher, tmp_path):

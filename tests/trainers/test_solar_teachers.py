@@ -194,7 +194,7 @@ def test_errors_name_what_is_wrong(tiny_checkpoints):
         stage1("unused", towers, processor, make_rows(8))
 
 
-def test_the_gradient_cache_asks_live_teachers_once(tiny_checkpoints, tmp_path, monkeypatch):
+def test_the_gradient_cache_asks_teachers_once(tiny_checkpoints, tmp_path, monkeypatch):
     teachers, (model, processor) = make_teachers(tiny_checkpoints), student(tiny_checkpoints)
     trainer = stage1(tmp_path, model, processor, None, teacher=teachers)
     step, batch = trainer.model.double().eval(), trainer.data_collator(pair_rows())

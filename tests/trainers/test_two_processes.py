@@ -34,7 +34,6 @@ def run_case(checkpoints, folder, method, chunk_size, accumulation, chunk_tokens
         "gradient_accumulation_steps": accumulation, "train_sampling_strategy": "sequential",
     }  # fmt: skip
     if method == "coral":  # some targets lack a part
-        torch.manual_seed(1)
         model, rows = tiny_coral.make_model(checkpoints["qwen2_vl"]), tiny_coral.Products(16, partial=True)
         trainer = tiny_coral.make_trainer(*model, folder, rows, decoded_rows=3, **settings)
     else:
