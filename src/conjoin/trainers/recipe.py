@@ -396,7 +396,7 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     if name not in TRAINERS:
         raise ValueError(f"{where}trainer={name!r}; expected one of {', '.join(TRAINERS)}")
     if trainer is not None and name != trainer:
-        raise ValueError(f"{path} is a recipe of the trainer {name}; this script trains by {trainer}")
+        raise ValueError(f"{path or 'this'} is a recipe of the trainer {name}; this script trains by {trainer}")
     module, prefix = TRAINERS[name]
     config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
     model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, where)
