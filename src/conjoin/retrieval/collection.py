@@ -99,7 +99,7 @@ class Collection:
         self._held: HeldVectors | None = None
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
-            self._held = HeldVectors(*self.held(), torch.device(choose_device(None)))
+            self._held = HeldVectors(*self.held(), choose_device())
 
     @cached_property
     def faiss(self) -> FaissIndex | None:
