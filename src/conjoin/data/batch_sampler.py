@@ -14,10 +14,10 @@ class RetrievalBatchSampler(Sampler[list[int]]):
     """Yields lists of row numbers, reshuffled in every epoch.
 
     If the positive of a row is already in the batch, the row moves to a later batch. Rows that fit no full batch are
-    skipped in this epoch (other rows in the next); the log says how many. All epochs are as long as the first: more
-    batches are cut, and missing ones come from another order of all rows. Pass the sampler as `batch_sampler` to a
-    `DataLoader`. accelerate deals its batches to the processes in turn, so `processes` consecutive batches form one
-    step. With the right `processes`, both guarantees hold for the whole step.
+    skipped in this epoch (other rows in the next); the log says how many if they would fill a step. All epochs are as
+    long as the first: more batches are cut, and missing ones come from another order of all rows. Pass the sampler as
+    `batch_sampler` to a `DataLoader`. accelerate deals its batches to the processes in turn, so `processes`
+    consecutive batches form one step. With the right `processes`, both guarantees hold for the whole step.
 
     Args:
         positives: The ids of each row's positives, or one id per row.
