@@ -2,14 +2,13 @@
 
 import shutil
 
-import faiss
 import numpy as np
 import pytest
 
 from conjoin.retrieval import Collection, encode_collection, open_collection
 from tiny_collections import check, clustered, lookup_encoder, made, naive, unit
 
-pytest.importorskip("faiss")
+faiss = pytest.importorskip("faiss")
 VECTORS, QUERIES = clustered(2000, 16), clustered(6, 16, seed=3)
 EXACT = ["Flat", "IVF8,Flat", "HNSW16", "RR16,Flat"]
 ROUGH = ["SQfp16", "IVF8,SQ8", "IVF4,PQ4np", "PCA12,IVF4,Flat", "IVF4,PQ4np,RFlat", "HNSW8"]
@@ -104,7 +103,7 @@ def test_a_disk_that_is_full(folder, tmp_path, monkeypatch):
         build(folder, "Flat")
 
 
-def test_refusals(folder, tmp_path):
+def test_refusals(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no collection"):
         build(tmp_path)
     made(tmp_path / "few", VECTORS[:20])
