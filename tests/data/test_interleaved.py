@@ -101,7 +101,7 @@ def test_a_bad_row_is_named(folder, change, message, kind, streaming):
     assert [row["problem"] is None for row in kept] == [True, False, True]
 
 
-def test_queries_may_be_interleaved(folder):
+def test_queries_may_be_interleaved():
     red, blue = (Image.new("RGB", (2, 2), name) for name in ("red", "blue"))
     chat = [{"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "new"}]}]
     rows = [{"query": {"image": [red, blue], "text": TEXT}, "positive": "photo.png", "negatives": [chat[0], "x"]}]

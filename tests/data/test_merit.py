@@ -26,7 +26,7 @@ def products(root):
 
 
 @pytest.fixture
-def own_root(root, tmp_path):
+def own_root(tmp_path):
     """A copy that a test may damage: the test products alone."""
     write_products(tmp_path, product_rows())
     return tmp_path

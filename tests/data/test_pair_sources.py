@@ -20,9 +20,6 @@ def draw(path, colour="red", caption=None):
         path.with_suffix(".txt").write_text(caption)
 
 
-# tables
-
-
 # kinds of pictures
 
 
