@@ -39,11 +39,11 @@ class MbeirOptions:
 def mbeir_cells(options: MbeirOptions) -> list[Cell]:
     """The cells of each pool, in the order of the published table.
 
-    Files, ids and judgements are checked here. An image is opened when it is encoded.
+    Files and ids are checked here. An image is opened when it is encoded.
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: An unknown cell or pool, a malformed row (it is named), or a query without a right candidate.
+        ValueError: An unknown cell or pool, a malformed row (it is named), or a candidate that the global pool lacks.
     """
     from conjoin.data import MbeirCandidates, find_cells, mbeir_queries
     from conjoin.data.mbeir import pool_file, qrels_file
