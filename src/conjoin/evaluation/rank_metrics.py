@@ -36,12 +36,18 @@ def hit_rate_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[H
 
 
 def recall_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
-    """Mean fraction of a query's relevant ids that are among the first `k`; arguments as in `hit_rate_at_k`."""
+    """Mean fraction of a query's relevant ids that are among the first `k`.
+
+    Arguments as in `hit_rate_at_k`.
+    """
     return float(score_rankings(ranked_ids, relevant_ids, k).recall.mean())
 
 
 def mrr_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
-    """Mean of 1 / rank of the first relevant id, 0 beyond `k`; arguments as in `hit_rate_at_k`."""
+    """Mean of 1 / rank of the first relevant id, 0 beyond `k`.
+
+    Arguments as in `hit_rate_at_k`.
+    """
     return float(score_rankings(ranked_ids, relevant_ids, k).reciprocal_rank.mean())
 
 
