@@ -35,8 +35,6 @@ _PUBLISHED_PIXELS = 1280 * 32 * 32
 """The most pixels of a picture in the files of Qwen3-VL-Embedding; its publisher's code takes more."""
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 """Modules of sentence-transformers that the retriever has."""
-
-
 _APPLIED = (
     "transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length", "unpad_inputs",
 )  # fmt: skip

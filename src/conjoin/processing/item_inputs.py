@@ -35,7 +35,7 @@ _EXPECTED = (
     '{"role": ..., "content": ...} or a list of chat messages'
 )
 _EXPECTED_PART = 'expected type "text", or type "image" with "image", "url", "path" or "base64"'
-Parts = TypeVar("Parts", list[Any], tuple[Any, ...], dict[str, Any])
+Parts = TypeVar("Parts", list[Any], dict[str, Any])
 
 
 class Item(NamedTuple):

@@ -54,7 +54,7 @@ class Rows:
         from conjoin.data.row_images import row_item
 
         row = self.row(id_)
-        return row_item({part: row[part] for part in ("image", "text") if row.get(part) is not None}, f"item {id_!r}")
+        return row_item({part: row.get(part) for part in ("image", "text")}, f"item {id_!r}")
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
