@@ -67,7 +67,7 @@ def test_a_learned_temperature_moves_at_its_own_rate(name, tiny_checkpoints, tmp
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_uninterrupted_one(name, tiny_checkpoints, mllm_checkpoints, tmp_path):
-    """To the bit, with dropout."""
+    """To the bit, with random choices or dropout."""
 
     def trainer(folder):
         torch.manual_seed(5 if folder == "resumed" else 0)

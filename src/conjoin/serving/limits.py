@@ -62,7 +62,7 @@ class Limits:
         image_pixels: Pixels of an image; checked before it is decoded.
         request_pixels: Pixels of all images of a request; likewise.
         text_characters: Characters of a text.
-        where_characters: Characters of a condition; a chain of thousands of terms ends the process of the database.
+        where_characters: Characters of a condition.
         results: Results of a query.
         depth: The last rank that a query may ask for.
         waiting: Items that wait for the model at one time; more are refused.
