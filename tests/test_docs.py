@@ -173,10 +173,11 @@ def test_variants_of_recipes_parse(monkeypatch):
         for program, command, recipe, *words in calls:
             assert (program, command, ROOT / recipe) == ("conjoin", "train", path)
             parts = load_recipe(recipe, words)[1:]
-            found = {key: value for part in parts for key, value in vars(part).items()}
+            fields = {key: value for part in parts for key, value in vars(part).items()}
             for flag, value in zip(words[::2], words[1::2], strict=True):
-                own = found.get(flag.removeprefix("--"))
-                assert not isinstance(own, bool | int | float | str) or own == type(own)(value), (path, flag)
+                own = fields.get(flag.removeprefix("--"))
+                is_plain = isinstance(own, bool | int | float | str)
+                assert not is_plain or own == type(own)(yaml.safe_load(value)), (path, flag)
 
 
 def test_recipes_write_to_different_folders(monkeypatch):

@@ -7,7 +7,7 @@ import tiny_coral
 import tiny_puma
 import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from tiny_training import QUERIES, make_encoder, make_rows, make_trainer, without_dropout
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 ADAPTED = r"(vision|text)_model\..*"
 PARTS = ["vision_adapter", "text_adapter", "vl_encoder"]
@@ -27,7 +27,7 @@ def queries(checkpoints, folder, rows=4, **arguments):
         query = {"image": Image.new("RGB", (16, 16), colour)} if i % 3 == 0 else f"{chr(97 + i)} {i}"
         table.append({"query": query, "positive": f"p {i}", "positive_id": f"p{i}"})
         table[-1] |= {"negatives": [f"n {i}"], "negative_ids": [f"n{i}"]} if i % 4 == 0 else {}
-    return make_trainer("queries", model, processor, folder, table, methods=QUERIES, **arguments)
+    return make_trainer("queries", model, processor, folder, table, **arguments)
 
 
 def gcl_lora(checkpoints, folder, rows=4, **arguments):

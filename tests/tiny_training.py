@@ -15,8 +15,11 @@ from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.gradient_cache import cached_backward, total_loss
 
 FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})
-METHODS = {"contrastive": (ContrastiveConfig, ContrastiveTrainer), "gcl": (GclConfig, GclTrainer)}
-QUERIES = {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
+METHODS = {
+    "contrastive": (ContrastiveConfig, ContrastiveTrainer),
+    "queries": (ContrastiveConfig, QueryContrastiveTrainer),
+    "gcl": (GclConfig, GclTrainer),
+}
 
 SETTINGS = {
     "max_steps": 2,

@@ -24,7 +24,7 @@ def few(tmp_path_factory):
 def demo(few, out, *more):
     short = {"max_steps": 2, "warmup_steps": 1, "per_device_train_batch_size": 16, "logging_steps": 1, "eval_steps": 1}
     arguments = [word for name, value in short.items() for word in (f"--{name}", str(value))]
-    features = ["--features_dir", str(few / "features"), "--feature_copies", "1"]
+    features = ["--features_dir", str(few / "features")]
     assert main(["demo", "--out", str(out), *arguments, *features, *more]) == 0
     return json.loads((out / "results.json").read_text()), (out / "report.html").read_text()
 

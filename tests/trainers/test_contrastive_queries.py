@@ -14,7 +14,7 @@ from conjoin.cli.main import main
 from conjoin.data import QueryTable, RetrievalBatchSampler
 from conjoin.losses import info_nce
 from tiny_puma import Instructed, make_student, make_trainer as make_puma, sentences
-from tiny_training import QUERIES, hit_rates, make_encoder, make_trainer, small_run, without_dropout, write_recipe
+from tiny_training import hit_rates, make_encoder, make_trainer, small_run, without_dropout, write_recipe
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_loss_is_info_nce_with_a_learned_temperature(rows, tiny_checkpoints)
     model, processor = make_encoder(tiny_checkpoints)
     without_dropout(model)
     table = QueryTable(rows / "asked.jsonl", hard_negatives=1)
-    trainer = make_trainer("queries", model, processor, rows / "out", table, methods=QUERIES, temperature=0.1)
+    trainer = make_trainer("queries", model, processor, rows / "out", table, temperature=0.1)
     batch = trainer.data_collator([table[index] for index in range(4)])
     terms = trainer.model(**batch)
     parts = [model(**batch[part]).pooler_output for part in ("queries", "positives", "negatives")]
@@ -87,7 +87,7 @@ def test_every_positive_of_a_row_is_right_in_evaluation(tmp_path, tiny_checkpoin
     table = QueryTable(tmp_path / "rows.jsonl")
     model, processor = make_encoder(tiny_checkpoints)
     for seed in range(4):  # in some the first row draws the text that is not its query
-        trainer = make_trainer("queries", model, processor, tmp_path, table, table, QUERIES, seed=seed)
+        trainer = make_trainer("queries", model, processor, tmp_path, table, table, seed=seed)
         assert trainer.evaluate()["eval_query_to_candidate_hit_rate@1"] == 1
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny_coral
 from conjoin.trainers.gradient_cache import average_gradients
-from tiny_training import QUERIES, hit_rates, make_encoder, make_rows, make_trainer, without_dropout
+from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 from two_ranks import run_two_ranks
 
 pytestmark = pytest.mark.slow
@@ -60,9 +60,7 @@ def query_steps(checkpoints, folder, resume=None):
     """The ids of the candidates of each step of a run on queries, of three steps an epoch."""
     model, processor = make_encoder(checkpoints)
     rows = [{"query": f"q {i}", "positive": f"p {i}"} for i in range(24)]
-    trainer = make_trainer(
-        "queries", model, processor, folder, rows, methods=QUERIES, max_steps=6, save_strategy="steps", save_steps=4,
-    )  # fmt: skip
+    trainer = make_trainer("queries", model, processor, folder, rows, max_steps=6, save_strategy="steps", save_steps=4)
     steps, plain = [], trainer.training_step
     trainer.training_step = lambda *given: steps.append(given[1]["ids"].tolist()) or plain(*given)
     trainer.train(resume_from_checkpoint=resume)
