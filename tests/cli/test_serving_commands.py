@@ -37,7 +37,7 @@ from conjoin.serving.searcher import Searcher
 def test_mistakes_are_one_line(words, problem, capsys, tmp_path, monkeypatch):
     pytest.importorskip("uvicorn")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "keys").write_text("# none yet\n\n")
+    (tmp_path / "keys").write_text("# none yet\n\n  # later\n")
     assert main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line

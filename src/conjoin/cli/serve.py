@@ -51,8 +51,8 @@ class Options(ServingOptions):
         model: Folder or Hub name of the model (default: the folder on this machine that the collection records).
         port: 0 for a free one.
         max_items: Items of a request.
-        api_key_file: Keys, one in each line, comments behind #: requests need one, as `Authorization: Bearer KEY` or
-            `X-API-Key: KEY`.
+        api_key_file: Keys, one in each line, but for lines that begin with #: requests need one, as `Authorization:
+            Bearer KEY` or `X-API-Key: KEY`.
         cors: Sites whose pages may ask, as https://example.org.
         max_connections: Requests at one time.
         grace: When it is terminated (SIGTERM), seconds to answer what is in flight.
@@ -79,7 +79,7 @@ def run(options: Options) -> None:
     """Run the command."""
     file = options.api_key_file
     lines = [] if file is None else Path(file).read_text(encoding="utf-8").splitlines()
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    keys = [key for key in map(str.strip, lines) if key and not key.startswith("#")]
     if file is not None and not keys:
         raise ValueError(f"there is no key in {file!r}: write one in each line, as `openssl rand -hex 32` makes it")
 
