@@ -66,10 +66,10 @@ def run(options: Options) -> None:
     from conjoin.retrieval import Collection
 
     chosen = pick(options, *(each.name for each in fields(CompositionSettings)))
-    chosen["languages"] = tuple(options.languages) or ("en",)
+    chosen["languages"] = tuple(options.languages)
     chosen["samplers"] = dict(options.samplers)
     chosen["conditions"] = {int(number): weight for number, weight in options.conditions}
-    settings = CompositionSettings(**{name: value for name, value in chosen.items() if value != {}})
+    settings = CompositionSettings(**{name: value for name, value in chosen.items() if value not in ((), {})})
     catalogue = read_catalogue(
         options.catalogue,
         attributes=options.attributes,
