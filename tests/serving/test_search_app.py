@@ -272,8 +272,9 @@ class TestGradio:
         target = _search_event(client)
         path = searcher.search(["x"], 1)[0][0].row["image"] if path == "ROW" else path
         file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        data = sent("x", [file])
-        data[place] = data[place] if place == 0 else file
+        data = sent("x", [file] if place == 0 else [])
+        if place != 0:
+            data[place] = file
         before = set(Path(os.environ["GRADIO_TEMP_DIR"]).rglob("*"))
         completed = _send(client, target, data)
         assert not completed["success"], completed
