@@ -53,22 +53,6 @@ def test_another_kind_is_refused(tiny_checkpoints):
             load(tiny_checkpoints["bert"])
 
 
-def test_a_trusted_model_of_another_kind_runs_its_code(tmp_path, monkeypatch, own_export):
-    """Our model under a type of its own: then its own code is what there is."""
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = shutil.copytree(own_export[0], tmp_path / "foreign_model", ignore=UNCHECKED)
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "foreign"}
-    (folder / "config.json").write_text(json.dumps(config))
-    code = folder / "configuration_joint_encoder.py"
-    code.write_text(code.read_text().replace('model_type = "joint_encoder"', 'model_type = "foreign"'))
-    with pytest.raises(ValueError, match="is a foreign; expected a model of this package"):
-        load_model(folder)
-    model, processor = load_model(folder, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules")
-    with torch.no_grad():
-        assert model(**processor(["red apple"])).embeddings.shape == (1, 16)
-
-
 @pytest.mark.parametrize("size", [0, 100, 2000])
 def test_damaged_weights_are_named(size, tmp_path, own_export):
     shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True, ignore=UNCHECKED)

@@ -1,5 +1,6 @@
 """`conjoin export`: a saved model in a form that other programs load."""
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,4 +69,6 @@ def run(options: Options) -> None:
     recipe = Path(options.model) / "recipe.json"
     if recipe.is_file():
         shutil.copy(recipe, options.out)  # for the card of `conjoin push`
+    elif not Path(options.model).is_dir():
+        (Path(options.out) / recipe.name).write_text(json.dumps({"model_name_or_path": options.model}))
     print(f"Saved to {options.out}. Load it anywhere:\n\n{usage(options.out)}")

@@ -31,7 +31,8 @@ class Options(ImageOptions):
         results: Of a model: results.json files for the card.
         dataset: Of a model: training data (default: the recipe's).
         base_model: Of a model: trained from (default: the recipe's).
-        model: Of a collection: its model on the Hub (default: what it records, of a folder the name).
+        model: Of a collection: its model on the Hub (default: what it records, of a folder the name); of a Space: its
+            folder.
         keep_pictures: Of a collection: make thumbnails of at most N pixels, if it has none.
 
     Example:
@@ -56,8 +57,21 @@ class Options(ImageOptions):
     keep_pictures: int | None = option(least=1)
 
 
+_KINDS = {
+    "results": ("model",),
+    "dataset": ("model",),
+    "base_model": ("model",),
+    "language": ("model", "collection", "dataset"),
+    "model": ("collection", "space"),
+    "keep_pictures": ("collection",),
+}
+"""What each option is for; the others are for all."""
+
+
 def run(options: Options) -> None:
     """Collect the files, say what is pushed, and push."""
+    from huggingface_hub.utils import validate_repo_id
+
     from conjoin.evaluation.hf_metrics.space import metric_upload
     from conjoin.hub import model_upload, push
     from conjoin.hub.dataset_upload import dataset_upload
@@ -65,12 +79,14 @@ def run(options: Options) -> None:
     from conjoin.serving.space import space_upload
 
     source, repo_id, model = options.source, options.repo_id, options.model
+    validate_repo_id(repo_id)
     is_collection = (Path(source) / "data" / "train.lance").is_dir()
-    kind = options.type or ("dataset" if is_collection else "model")
-    owners = {"results": "model", "dataset": "model", "base_model": "model", "keep_pictures": "dataset"}
-    for name, owner in owners.items():
-        if vars(options)[name] and kind != owner:
-            raise ValueError(f"--{name.replace('_', '-')} is for a {owner}; {source!r} is pushed as a {kind}")
+    kind: str = options.type or ("dataset" if is_collection else "model")
+    kind = "collection" if kind == "dataset" and is_collection else kind
+    for name, kinds in _KINDS.items():
+        if vars(options)[name] and kind not in kinds:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} is for a {' or a '.join(kinds)}; {source!r} is pushed as a {kind}")
     of_all: dict[str, Any] = {"license": options.license, "languages": options.language}
     with TemporaryDirectory() as work:
         if kind == "model":
@@ -80,7 +96,7 @@ def run(options: Options) -> None:
             upload = metric_upload(source, repo_id, options.license or "apache-2.0")
         elif kind == "space":
             upload = space_upload(source, repo_id, work, model=model, license=options.license)
-        elif is_collection:
+        elif kind == "collection":
             upload = collection_upload(source, repo_id, work, model=model, side=options.keep_pictures, **of_all)
         else:
             upload = dataset_upload(source, repo_id, work, **of_all)

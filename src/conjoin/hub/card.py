@@ -35,25 +35,31 @@ def render_card(
     repo_id: str,
     *,
     license: str | None = None,
-    results: Sequence[tuple[str, dict[str, Any]]] = (),
+    results: Sequence[str | Path] = (),
     languages: Sequence[str] = (),
     datasets: Sequence[str] = (),
     base_models: Sequence[str] = (),
 ) -> str:
-    """Make the card of a model from its folder and the results.
+    """Make the card of a model.
 
     Args:
         folder: Saved model, with `recipe.json` if a recipe trained it.
         repo_id: Repository of the model.
         license: Licence of the weights.
-        results: Names and contents of `results.json` files.
+        results: `results.json` of evaluations.
         languages: Codes of the languages that it was trained for.
         datasets: Ids of its training data on the Hub; those of the recipe when empty.
         base_models: Ids of the models that it was trained from; those of the recipe when empty.
+
+    Raises:
+        ValueError: There is no card for models of this type, or a file is damaged.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    file = folder / "recipe.json"
-    recipe = dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    config = _read(folder / "config.json")
+    kind = config.get("model_type")
+    if kind not in MODELS and kind not in PROCESSORS:
+        raise ValueError(f"{str(folder)!r} is a model of type {kind!r}; there are cards for {[*MODELS, *PROCESSORS]}")
+    recipe = _read(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
+    scores = [(Path(path).stem, _read(Path(path))) for path in results]
     sources = [recipe.get(name) for name in _MODELS[1:]]
     backbone = config.get("backbone_config", config)
     bases = sorted(set(base_models or _hub_ids([recipe.get(name) for name in _MODELS])))
@@ -63,23 +69,23 @@ def render_card(
         base_model=bases or None,
         base_model_relation="finetune" if bases else None,
         datasets=sorted(datasets or _hub_ids(trained_on)) or None,
-        eval_results=[each for name, content in results for each in _eval_results(name, content)] or None,
+        eval_results=[each for name, content in scores for each in _eval_results(name, content)] or None,
         language=list(languages) or None,
         library_name="sentence-transformers",
         license=license,
         model_name=repo_id.split("/")[-1],
         pipeline_tag="feature-extraction",
-        tags=["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", config["model_type"]],
+        tags=["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", kind],
     )
     return str(
         ModelCard.from_template(
             card,
-            template_path=str(CARDS / f"{card_name(folder)}.md"),
+            template_path=str(CARDS / f"{kind if kind in MODELS else 'stock'}.md"),
             repo_id=repo_id,
             name=repo_id.split("/")[-1],
-            parameters=f"{count_parameters(folder):,}",
+            parameters=f"{_count_parameters(folder):,}",
             dimension=_dimension(config),
-            architecture=config["model_type"],
+            architecture=kind,
             config=config,
             towers=[
                 {"name": tower, "source": public_name(source) if source else backbone[f"{tower}_config"]["model_type"]}
@@ -88,22 +94,13 @@ def render_card(
             method=recipe.get("trainer"),
             data=", ".join(public_name(source) for source in trained_on),
             settings=_settings(recipe),
-            results=[row for _, content in results for row in content.get("headline", [])],
+            results=[row for _, content in scores for row in content.get("headline", [])],
             sample=_SAMPLE in trained_on,
         )
     )
 
 
-def card_name(folder: Path) -> str | None:
-    """Return the name of the template for a saved model; None if there is none."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kind = config.get("model_type")
-    if kind in MODELS:
-        return str(kind)
-    return "stock" if kind in PROCESSORS else None
-
-
-def count_parameters(folder: Path) -> int:
+def _count_parameters(folder: Path) -> int:
     """Number of stored parameters, read from the headers of the weight files."""
     total = 0
     for path in sorted(folder.glob("model*.safetensors")):
@@ -159,3 +156,7 @@ def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9@]+", "_", text.lower().replace("→", "to")).strip("_")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text(encoding="utf-8")))

@@ -6,18 +6,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils.sha import git_hash
 
 Kind = Literal["model", "dataset", "space"]
-_CONTENT = {
-    "model": ("*.safetensors",),
-    "dataset": ("*.parquet", "data/train.lance/*"),
-    "space": ("*.py", "*.safetensors", "collection/*"),
-}
-"""By the kind of repository, the files that make it what it is."""
 
 
 class PushError(OSError):
@@ -32,15 +26,16 @@ class Upload:
         repo_id: The repository, `OWNER/NAME`.
         kind: What it is.
         files: By name in the repository, a file or its bytes. `README.md` is the card.
+        parts: Patterns of the names that such an upload may have. A repository with other files of these names holds
+            something else; `replace` removes them.
         left_out: What lies beside the files and is not pushed.
-        parts: Patterns of the names that such an upload may have; `replace` removes these from the repository.
     """
 
     repo_id: str
     kind: Kind
     files: Mapping[str, Path | bytes]
+    parts: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
 
     @property
     def card(self) -> str:
@@ -87,27 +82,30 @@ def push(
     """
     api = api or HfApi()
     name: dict[str, Any] = {"repo_id": upload.repo_id, "repo_type": upload.kind}
-    request: dict[str, Any] = name | {"files_metadata": True, "timeout": constants.HF_HUB_ETAG_TIMEOUT}
+    sdk = "gradio" if upload.kind == "space" else None
     try:
-        api.create_repo(
-            **name, private=not public, exist_ok=True, space_sdk="gradio" if upload.kind == "space" else None
-        )
+        api.create_repo(**name, private=not public, exist_ok=True, space_sdk=sdk)
         info: Any
         is_new_branch = False
         try:
-            info = api.repo_info(**request, revision=revision)
+            info = api.repo_info(**name, revision=revision, files_metadata=True)
         except RevisionNotFoundError:
-            info, is_new_branch = api.repo_info(**request), True
+            info, is_new_branch = api.repo_info(**name, files_metadata=True), True
         if not public and not info.private:
             raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
-        remote = {entry.rfilename: entry for entry in info.siblings or ()}
         adds = {path: CommitOperationAdd(path, file) for path, file in sorted(upload.files.items())}  # hashes the file
         deletes = []
-        if replace or is_new_branch:
-            old = [path for path in remote if any(fnmatchcase(path, part) for part in upload.parts)]
-            deletes = [CommitOperationDelete(path) for path in old if path not in adds]
-        else:
-            _check_same(upload, remote, adds)
+        for entry in info.siblings or ():
+            path = entry.rfilename
+            if not any(fnmatchcase(path, part) for part in upload.parts):
+                continue
+            if not (replace or is_new_branch or (path in adds and _is_same(entry, adds[path]))):
+                raise ValueError(
+                    f"{upload.repo_id!r} holds another {upload.kind} ({path} differs); to replace it, say replace "
+                    "(--replace), or push to another repository or --revision"
+                )
+            if path not in adds:
+                deletes.append(CommitOperationDelete(path))
         if is_new_branch:
             api.create_branch(**name, branch=str(revision))
         # not `upload_folder`: with hf_xet it splits a commit that is large or that fails into several
@@ -120,30 +118,14 @@ def push(
         )
     except (HTTPError, OSError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error  # of an upload
-        words = " ".join(str(cause).split()) or type(cause).__name__
-        if getattr(getattr(cause, "response", None), "status_code", None) == 401:
-            words += "; log in with `hf auth login`, or set HF_TOKEN"
-        raise PushError(f"cannot push to {upload.repo_id!r}: {words}") from error
+        hint = "; log in with `hf auth login`, or set HF_TOKEN" if "401 " in str(cause) else ""
+        raise PushError(f"cannot push to {upload.repo_id!r}: {cause}{hint}") from error
     return str(done.commit_url)
 
 
-def _check_same(upload: Upload, remote: Mapping[str, RepoSibling], adds: Mapping[str, CommitOperationAdd]) -> None:
-    """Refuse a repository with content that is not this upload's.
-
-    Raises:
-        ValueError: It holds another model, dataset, metric or search page.
-    """
-    for path, entry in remote.items():
-        if not any(fnmatchcase(path, pattern) for pattern in _CONTENT[upload.kind]):
-            continue
-        is_same = False
-        if path in adds and entry.lfs is not None:
-            is_same = entry.lfs.sha256 == adds[path].upload_info.sha256.hex()
-        elif path in adds:
-            with adds[path].as_file() as content:
-                is_same = entry.blob_id == git_hash(content.read())
-        if not is_same:
-            raise ValueError(
-                f"{upload.repo_id!r} holds another {upload.kind} ({path} differs); to replace it, say replace "
-                "(--replace), or push to another repository or --revision"
-            )
+def _is_same(remote: RepoSibling, file: CommitOperationAdd) -> bool:
+    """Whether the repository holds this file."""
+    if remote.lfs is not None:
+        return remote.lfs.sha256 == file.upload_info.sha256.hex()
+    with file.as_file() as content:
+        return remote.blob_id == git_hash(content.read())

@@ -3,10 +3,8 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import datasets
-import pyarrow.parquet as pq
 from datasets.table import embed_table_storage
 from huggingface_hub import DatasetCard, DatasetCardData
 
@@ -24,7 +22,7 @@ _TRIPLETS = datasets.Features(TRIPLET_FEATURES | {f"{role}_image": datasets.Imag
 """Whoever loads the file sees pictures."""
 MINI_MERIT = "mini_merit.json"
 _MERIT_FILES = ("queries-*.json", "ood.json", "captions.jsonl", MINI_MERIT)
-_PARTS = ("*.parquet", *_MERIT_FILES)
+_PARTS = ("*.parquet", "data/*.lance/*", *_MERIT_FILES)
 _SAMPLE_LICENSE = "cc-by-sa-4.0"
 
 
@@ -60,13 +58,13 @@ def dataset_upload(
             f"{str(source)!r} has no queries-*.json (MERIT); expected this layout or a file of triplets. Push other "
             "data as it is: hf upload"
         )
-    counts = {name: pq.read_metadata(path).num_rows for name, path in files.items() if name.endswith(".parquet")}
     for name, rows in made.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         rows.to_parquet(work / name)
-        files[name], counts[name] = work / name, len(rows)
-    card = _render(repo_id, counts, MINI_MERIT in files, license, list(languages))
-    return Upload(repo_id, "dataset", files | {"README.md": card.encode()}, tuple(left_out), _PARTS)
+        files[name] = work / name
+    folders = {"triplets": "triplets"} if source.is_file() else {"products": "data", "queries": "queries"}
+    files["README.md"] = _render(folders, repo_id, license, list(languages), MINI_MERIT in files).encode()
+    return Upload(repo_id, "dataset", files, _PARTS, tuple(left_out))
 
 
 def _merit_queries(path: Path) -> datasets.Dataset:
@@ -86,27 +84,15 @@ def _triplets(path: Path, work: Path) -> datasets.Dataset:
     return rows.map(embed_table_storage, batched=True, batch_size=100, cache_file_name=str(work / "embedded.arrow"))
 
 
-def _render(repo_id: str, counts: dict[str, int], mini: bool, license: str | None, languages: list[str]) -> str:
+def _render(folders: dict[str, str], repo_id: str, license: str | None, languages: list[str], is_mini: bool) -> str:
+    """The card of a dataset whose configurations are `folders` of Parquet files, named by their split."""
     name = repo_id.split("/")[-1]
-    shards: dict[tuple[str, str], list[str]] = {}
-    for file in counts:
-        folder = file.partition("/")[0]
-        config = "products" if folder == "data" else folder
-        shards.setdefault((config, Path(file).stem.partition("-")[0]), []).append(file)
-    parts, configs = [], dict[str, list[dict[str, Any]]]()
-    for (config, split), paths in shards.items():
-        parts.append({"config": config, "split": split, "rows": f"{sum(counts[path] for path in paths):,}"})
-        configs.setdefault(config, []).append({"split": split, "path": paths if len(paths) > 1 else paths[0]})
-    listed: list[dict[str, Any]] = [{"config_name": config, "data_files": files} for config, files in configs.items()]
-    listed[0]["default"] = True
     data = DatasetCardData(
         pretty_name=name,
         tags=["conjoin", "multimodal-retrieval"],
-        configs=listed,
-        license=license or (_SAMPLE_LICENSE if mini else None),
+        configs=[{"config_name": config, "data_dir": folder} for config, folder in folders.items()],
+        license=license or (_SAMPLE_LICENSE if is_mini else None),
         language=languages or None,
     )
-    template = str(CARDS / "datasets" / ("triplets.md" if "triplets" in configs else "merit.md"))
-    return str(
-        DatasetCard.from_template(data, template_path=template, repo_id=repo_id, name=name, parts=parts, mini=mini)
-    )
+    template = str(CARDS / "datasets" / ("triplets.md" if "triplets" in folders else "merit.md"))
+    return str(DatasetCard.from_template(data, template_path=template, repo_id=repo_id, name=name, mini=is_mini))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, ProcessorMixin
 
 from conjoin.hub.stock import module_files
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -29,12 +29,10 @@ _CLOSED = f"""\
 {{%- set end = '' if instruction[-1] in {json.dumps(_PUNCTUATION, ensure_ascii=False)} else '.' -%}}
 {{%- set instruction = instruction + end -%}}
 """
-READOUTS = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
+_READOUTS = {"lasttoken": "last", "mean": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
 _PUBLISHED_PIXELS = 1280 * 32 * 32
 """The most pixels of a picture in the files of Qwen3-VL-Embedding; its publisher's code takes more."""
-_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-"""Modules of sentence-transformers that the retriever has."""
 _APPLIED = (
     "transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length", "unpad_inputs",
 )  # fmt: skip
@@ -147,37 +145,41 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
         FileNotFoundError: A file that `modules.json` names is missing, or there is no chat template.
         UnsupportedEmbedderError: The MLLM retriever does not have its modules, pooling or form of messages.
     """
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     folder = fetch_small_files(str(checkpoint), revision)
-    files: dict[str, Any] = {MODULES: _read(folder / MODULES)}
-    for module in files[MODULES]:
-        if module["type"].rpartition(".")[2] not in _KINDS:
-            raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported module {module['type']!r}")
-    files[TRANSFORMER] = _read(folder / TRANSFORMER)
+    files: dict[str, Any] = {name: _read(folder / name) for name in (MODULES, TRANSFORMER)}
     files[SETTINGS] = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else sentence_settings()
-    if unread := [*_unread(folder, files)]:
-        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has {', '.join(unread)}, which the MLLM retriever lacks")
-    message = files[TRANSFORMER].get("modality_config", {}).get("message")
-    if message is None or message.get("format", "structured") != "structured":
-        raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {TRANSFORMER} has no structured messages")
-    readout, cut = None, files[SETTINGS].get("truncate_dim")
+    unread, pooling, cut = [*_unread(folder, files)], "", files[SETTINGS].get("truncate_dim")
     for module in files[MODULES]:
         kind, path = module["type"].rpartition(".")[2], str(module["path"])
         if kind == "Pooling":
             files[f"{path}/config.json"] = _read(folder / path / "config.json")
-            readout = _readout(files[f"{path}/config.json"], checkpoint)
+            pooling = Pooling.load(str(folder / path)).pooling_mode
         elif kind == "Dense":
-            cut = _cut(folder / path, checkpoint)
-    if readout is None:
-        raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {MODULES} names no pooling")
-    longest = files[TRANSFORMER].get("max_seq_length")
-    template = _chat_template(folder, checkpoint)
-    found = EmbedderFiles(files, template, {"readout": readout, "embedding_dim": cut}, {"max_length": longest})
+            cut = _cut(folder / path)
+            unread += [] if cut else ["a linear module that does more than to cut the vector"]
+        elif kind not in ("Transformer", "Normalize"):
+            unread.append(f"the module {module['type']!r}")
+    if pooling not in _READOUTS:
+        unread.append(f"the pooling {pooling!r}")
+    if unread:
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has {', '.join(unread)}, which the MLLM retriever lacks")
+    written = ProcessorMixin.get_processor_dict(folder)[0].get("chat_template")
+    template = written or _read(folder / "tokenizer_config.json").get("chat_template")
+    if not template:
+        raise FileNotFoundError(f"{str(checkpoint)!r} has no chat template")
+    config = {"readout": _READOUTS[pooling], "embedding_dim": cut}
+    found = EmbedderFiles(files, template, config, {"max_length": files[TRANSFORMER].get("max_seq_length")})
     is_published = _DEFAULT in template and "seen.instruction" not in template  # nor saved by this package
     return _as_its_code(found, folder) if is_published else found
 
 
 def _unread(folder: Path, files: dict[str, Any]) -> Iterator[str]:
     """What changes the vectors of an embedder and would not be applied."""
+    message = files[TRANSFORMER].get("modality_config", {}).get("message")
+    if message is None or message.get("format", "structured") != "structured":
+        yield "no structured messages"
     if (folder / "adapter_config.json").is_file():
         yield "an adapter beside its weights (adapter_config.json)"
     if files[SETTINGS].get("similarity_fn_name") not in (None, "cosine"):
@@ -203,39 +205,13 @@ def _as_its_code(files: EmbedderFiles, folder: Path) -> EmbedderFiles:
     return files._replace(chat_template=template, processor=limits)
 
 
-def _readout(pooling: dict[str, Any], checkpoint: str | Path) -> str:
-    named = pooling.get("pooling_mode")
-    names = [named] if isinstance(named, str) else [*(named or ())]
-    flags = (name for name, value in pooling.items() if value is True)  # of earlier versions
-    names = names or [name.removeprefix("pooling_mode_") for name in flags if name.startswith("pooling_mode_")]
-    if len(names) != 1 or names[0] not in READOUTS:
-        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} pools by {names}; expected one of {[*READOUTS]}")
-    return READOUTS[names[0]]
-
-
-def _cut(folder: Path, checkpoint: str | Path) -> int:
-    """Return how many components a linear module keeps.
-
-    Raises:
-        UnsupportedEmbedderError: It does more than to keep the first components.
-    """
+def _cut(folder: Path) -> int | None:
+    """How many components a linear module keeps; None if it does more than to keep the first ones."""
     config = _read(folder / "config.json")
     weights = load_file(folder / "model.safetensors") if (folder / "model.safetensors").is_file() else {}
     size = (config["out_features"], config["in_features"])
     is_plain = config.get("activation_function", "").endswith("Identity") and set(weights) == {"linear.weight"}
-    if not is_plain or not torch.equal(weights["linear.weight"].float(), torch.eye(*size)):
-        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported linear module")
-    return int(size[0])
-
-
-def _chat_template(folder: Path, checkpoint: str | Path) -> str:
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        template = _read(folder / name).get("chat_template") if (folder / name).is_file() else None
-        if isinstance(template, str):
-            return template
-    raise FileNotFoundError(f"{str(checkpoint)!r} has no chat template")
+    return size[0] if is_plain and torch.equal(weights["linear.weight"].float(), torch.eye(*size)) else None
 
 
 def _read(file: Path) -> Any:  # noqa: ANN401 - any JSON value

@@ -10,7 +10,7 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, HTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
+from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
@@ -38,7 +38,7 @@ TIMEOUT = 5.0
 
 
 def load_model(
-    path: str | Path, trust_remote_code: bool = False, verify: bool = True, revision: str | None = None
+    path: str | Path, verify: bool = True, revision: str | None = None
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a saved model and its processor.
 
@@ -47,7 +47,6 @@ def load_model(
 
     Args:
         path: A local folder or the name of a repository on the Hub.
-        trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
         verify: Whether to compare the files of a local folder with its `SHA256SUMS`, if it has one.
         revision: Branch, tag or commit of the repository; a commit never changes.
 
@@ -66,18 +65,13 @@ def load_model(
     if verify:
         check_checksums(Path(path), REMEDY)
     kind = model_type(path, revision)
-    pinned: dict[str, Any] = {"revision": revision or "main"}
     if kind not in MODELS and is_embedder(path, revision):
         with loading(path, revision):
             return load_embedder(path, revision=revision)
-    if kind not in MODELS and trust_remote_code:
-        with loading(path, revision):
-            model = AutoModel.from_pretrained(path, trust_remote_code=True, **pinned)
-            return model, AutoProcessor.from_pretrained(path, trust_remote_code=True, **pinned)
     model_class, _ = _classes(path, kind)
     with loading(path, revision):
-        options = pinned | {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
-        loaded: Any = model_class.from_pretrained(path, **options)
+        options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
+        loaded: Any = model_class.from_pretrained(path, revision=revision or "main", **options)
         model, report = loaded
         wrong = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
         if wrong:

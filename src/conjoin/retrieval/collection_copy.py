@@ -31,7 +31,7 @@ from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_f
 from conjoin.storage import FOLDER_CHECKSUMS
 
 _BATCHES_PER_COMMIT = 16
-_PARTS = (f"{TABLE}/*", FOLDER_CHECKSUMS)
+_PARTS = (f"{TABLE}/*", FOLDER_CHECKSUMS, "*.parquet")
 
 
 def copy_collection(
@@ -143,7 +143,7 @@ def collection_upload(
     model = model or public_name(collection.model.name)
     copy = copy_collection(collection, work, model_name=model, side=side, show_progress=True)
     card = _render(copy, repo_id, license, list(languages))
-    return Upload(repo_id, "dataset", collection_files(copy.uri) | {"README.md": card.encode()}, (), _PARTS)
+    return Upload(repo_id, "dataset", collection_files(copy.uri) | {"README.md": card.encode()}, _PARTS)
 
 
 def collection_files(folder: str | Path) -> dict[str, Path | bytes]:

@@ -43,4 +43,4 @@ def space_upload(
     files |= {name: SPACE / name for name in ("app.py", "requirements.txt")}
     files |= {f"model/{name}": file for name, file in uploaded.files.items()}
     files |= {f"collection/{name}": file for name, file in collection_files(copied).items()}
-    return Upload(repo_id, "space", files, uploaded.left_out, ("*.py", "collection/*", "model/*"))
+    return Upload(repo_id, "space", files, ("*.py", "collection/*", "model/*"), uploaded.left_out)

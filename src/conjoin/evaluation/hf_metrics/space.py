@@ -45,4 +45,4 @@ def metric_upload(name: str, repo_id: str, license: str = "apache-2.0") -> Uploa
     template = str(CARDS / "spaces" / "metric.md")
     card = RepoCard.from_template(data, template_path=template, repo_id=repo_id, name=name, description=description)
     files["README.md"] = str(card).encode()
-    return Upload(repo_id, "space", files, (), ("*.py",))
+    return Upload(repo_id, "space", files, ("*.py",))
