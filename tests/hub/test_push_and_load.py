@@ -15,7 +15,7 @@ from test_push import metadata
 from conjoin.cli.main import main
 from conjoin.data import load_triplets
 from conjoin.evaluation.hf_metrics.space import metric_upload
-from conjoin.hub import export, push
+from conjoin.hub import export, model_upload, push
 from conjoin.hub.dataset_upload import dataset_upload
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
@@ -61,6 +61,7 @@ for name, revision in (("new", None), ("pinned", sha)):
 (folder / "rows.csv").write_text("\\n".join(["text", *texts]))
 words = ("--only", "text", "--revision", sha, "--no-bf16", "--out", folder / "rows")
 run("encode", "me/model", folder / "rows.csv", *words)
+run("export", "me/model", "--out", folder / "exported")
 found["command pinned"] = Collection.open(folder / "rows").vectors()
 options = {"trust_remote_code": True, "revision": sha, "code_revision": sha}
 model, processor = (c.from_pretrained("me/model", **options) for c in (AutoModel, AutoProcessor))
@@ -146,6 +147,7 @@ def test_push_then_load(hub, tiny_checkpoints, pictures, photos, tmp_path):
             np.testing.assert_allclose(found[f"scores {place}"], result.scores, atol=1e-6)
             assert found[f"words {place}"].tolist() == collection.search(vectors, 1, text="thing 5").ids
             assert found[f"images {place}"].tolist() == [f"{id_.split()[1]}.png" for id_ in result.ids[0]]
+    assert metadata(model_upload(tmp_path / "exported", "me/copy").card)["base_model"] == ["me/model"]
     local, pushed = load_triplets(triplets), load_triplets(tmp_path / "repository/triplets/test.parquet")
     assert pushed["query_text"] == local["query_text"] and pushed["kind"] == local["kind"]
     assert pushed[0]["query_image"]["bytes"] == (tmp_path / "0.png").read_bytes()
