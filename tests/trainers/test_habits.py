@@ -8,7 +8,7 @@ from peft import LoraConfig
 from PIL import Image
 from transformers import AutoModel, CLIPModel, CLIPProcessor, TrainingArguments
 
-from conjoin.data import EpochRows, PairStream
+from conjoin.data import EpochRows
 from conjoin.losses import info_nce
 from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer, QueryContrastiveTrainer
@@ -190,7 +190,6 @@ def test_the_columns_of_sentence_transformers_and_pictures_as_candidates(trainer
 
 
 WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-STREAM = PairStream({"a": make_rows(8).to_iterable_dataset()})
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,6 @@ STREAM = PairStream({"a": make_rows(8).to_iterable_dataset()})
          "no column 'text'; the rows have image, caption. GclTrainer reads image, text"),
         (GclTrainer, 8, {"columns": {"text": "title"}}, "no column 'title'; the rows have id, group, image, text"),
         (QueryContrastiveTrainer, 8, {}, "no column '(query|positive)'; the rows have id, group, image, text"),
-        (ContrastiveTrainer, STREAM, WORKERS, "of these rows; remove dataloader_persistent_workers"),
         (ContrastiveTrainer, EpochRows(make_rows(8)), WORKERS, "of these rows; remove dataloader_persistent_workers"),
         (QueryContrastiveTrainer, sentence_rows("query", "positive"), WORKERS, "of these rows; remove dataloader_per"),
     ],

@@ -59,7 +59,7 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"use_cpu": "maybe"}, "--use_cpu: Truthy value expected"),
         ({"columns": "image"}, "columns='image'; expected a mapping"),
         ({"on_error": "ignore"}, r"--on_error: invalid choice: 'ignore' \(choose from"),
-        ({"shuffle_window": 0, "dataset_streaming": True}, "window=0: expected a positive number"),
+        ({"shuffle_window": 0, "dataset_streaming": True}, "shuffle_window=0; expected at least 1"),
         ({"dataset_format": "querys"}, "dataset_format='querys'; expected one of pairs, queries"),
         ({"dataset_format": "nli", "instruction": "x"}, "instruction='x' has no effect on rows of format nli"),
         ({"dataset_format": "nli", "datasets": ["News"]}, r"datasets=\['News'\] has no effect on rows of format nli"),

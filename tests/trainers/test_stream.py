@@ -1,63 +1,102 @@
-"""Training on streams: a resumed run equals an uninterrupted one; bad rows are left out and listed."""
+"""Training on streams: mixed sources, a resumed run that equals a whole one, bad rows that are left out and listed."""
 
 import json
+from collections import Counter
+from itertools import islice
 
+import fsspec
 import pytest
+from datasets import IterableDataset
 from safetensors.torch import load_file
 
-from conjoin.data import PairStream, load_training_pairs
+from conjoin.data import SkippedFile
 from conjoin.trainers.recipe import DataArguments, load_recipe
 from conjoin.trainers.runs import build_trainer, run
-from tiny_training import make_encoder, make_trainer, small_run, without_dropout, write_pairs, write_recipe
+from tiny_training import make_encoder, make_rows, make_trainer, small_run, without_dropout, write_pairs, write_recipe
 
 
 @pytest.fixture
-def folders(tmp_path):
-    for name, count in (("a", 7), ("b", 3)):
-        write_pairs(tmp_path / name, count)
-    return [tmp_path / "a", tmp_path / "b"]
+def sources(tmp_path):
+    """A folder of seven pairs, and two Parquet files in memory, as on object storage, of four rows each."""
+    write_pairs(tmp_path / "a", 7)
+    memory = fsspec.filesystem("memory")
+    for number in range(2):
+        rows = make_rows(8).select(range(4 * number, 4 * number + 4))
+        rows.to_parquet(tmp_path / "b.parquet")
+        memory.put(str(tmp_path / "b.parquet"), f"/bucket/part-{number}.parquet")
+    yield [{"path": str(tmp_path / "a"), "weight": 3.0}, {"path": "memory://bucket/*.parquet", "name": "b"}]
+    memory.rm("/bucket", recursive=True)
 
 
-def stream_trainer(checkpoints, folders, out, **arguments):
+@pytest.fixture
+def load(tmp_path):
+    def load(sources, seed=0, **options):
+        data = DataArguments(dataset_mixture=sources, dataset_streaming=True, **options)
+        rows, _ = data.load(seed, SkippedFile(tmp_path / "out"))
+        assert isinstance(rows, IterableDataset)
+        return rows
+
+    return load
+
+
+def first_ids(rows, count):
+    return [row["id"] for row in islice(iter(rows), count)]
+
+
+def test_sources_are_mixed_by_weight_and_repeat(sources, load):
+    counts = Counter(name.endswith(".png") for name in first_ids(load(sources), 400))
+    assert counts[True] == pytest.approx(300, abs=35)
+    even = [source | {"weight": 1.0} for source in sources]
+    assert Counter(name.endswith(".png") for name in first_ids(load(even, shuffle_window=1), 60)) == {
+        True: 30,
+        False: 30,
+    }
+
+
+def test_rows_are_shuffled_in_a_window(sources, load):
+    alone = sources[1:]
+    assert first_ids(load(alone, shuffle_window=1), 16) != first_ids(load(alone, shuffle_window=8), 16)
+    assert first_ids(load(alone), 16) == first_ids(load(alone), 16) != first_ids(load(alone, seed=1), 16)
+    assert {*first_ids(load(alone, shuffle_window=8), 16)} <= {f"row{i}" for i in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": -1.0}, "the weight of 'b' is -1.0; expected a positive number"),
+        ({"path": "memory://bucket/nothing.parquet"}, "no such file"),
+        ({"path": "memory://bucket/a.csv"}, "expected files ending in .parquet"),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_named(sources, load, change, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load([sources[0], sources[1] | change])
+
+
+def stream_trainer(checkpoints, rows, out):
     model, processor = make_encoder(checkpoints)
     without_dropout(model)
-    rows = PairStream({str(one): load_training_pairs(one, streaming=True) for one in folders}, window=4)
-    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, "mask_false_negatives": False}
-    return make_trainer("contrastive", model, processor, out, rows, **settings | arguments)
+    settings = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "save_total_limit": 3,
+        "max_steps": 5,
+        "mask_false_negatives": False,
+    }
+    return make_trainer("contrastive", model, processor, out, rows, **settings)
 
 
-def test_a_resumed_run_reads_on_where_it_stopped(tiny_checkpoints, folders, tmp_path):
-    whole = stream_trainer(tiny_checkpoints, folders, tmp_path / "whole")
+def test_a_resumed_run_reads_on_where_it_stopped(tiny_checkpoints, sources, load, tmp_path):
+    whole = stream_trainer(tiny_checkpoints, load(sources, shuffle_window=4), tmp_path / "whole")
     whole.train()
-    first = stream_trainer(tiny_checkpoints, folders, tmp_path / "part")
-    step = first.training_step
-
-    def interrupted(*args, **kwargs):
-        if first.state.global_step == 3:
-            raise KeyboardInterrupt
-        return step(*args, **kwargs)
-
-    first.training_step = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        first.train()
-    second = stream_trainer(tiny_checkpoints, folders, tmp_path / "part")
-    second.train(resume_from_checkpoint=str(tmp_path / "part/checkpoint-2"))
-    assert second.stream.rows.position == whole.stream.rows.position
+    second = stream_trainer(tiny_checkpoints, load(sources, shuffle_window=4), tmp_path / "part")
+    second.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
     for trainer, folder in ((whole, "whole"), (second, "part")):
         trainer.save_model(str(tmp_path / folder / "model"))
     found, expected = (load_file(tmp_path / one / "model/model.safetensors") for one in ("part", "whole"))
     assert all(found[name].equal(expected[name]) for name in expected)
     losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (whole, second)]
     assert losses[0] == losses[1] and len(set(losses[0])) == 5
-
-
-def test_a_checkpoint_of_other_processes_is_refused(tiny_checkpoints, folders, tmp_path):
-    trainer = stream_trainer(tiny_checkpoints, folders, tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match=r"stream-0\.json"):
-        trainer.train(resume_from_checkpoint=str(tmp_path))
-    (tmp_path / "stream-0.json").write_text(json.dumps({"processes": 2, "batches": 1, "workers": {}}))
-    with pytest.raises(ValueError, match="divided among 2 processes"):
-        trainer.train(resume_from_checkpoint=str(tmp_path))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -68,20 +107,23 @@ def test_skipped_rows_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog,
     out, data = tmp_path / "out", {"columns": {"id": ""}, "on_error": "skip"}
     path = write_recipe(tmp_path, tiny_checkpoints, "contrastive", tmp_path / "rows", **data)
     words = small_run(out, per_device_train_batch_size=2)
-    words += ["--dataset_streaming", "true", "--shuffle_window=1", "--max_steps=6"] if streaming else []
+    words += ["--dataset_streaming", "true", "--max_steps=6"] if streaming else []
     run(build_trainer(load_recipe(path, words)))
     listed = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
-    assert [(one["source"], one["id"][:3]) for one in listed] == [
-        (str(tmp_path / "rows"), one["id"][:3]) for one in listed
-    ]
-    assert len(listed) == 2 and "cannot read the image" in listed[0]["reason"] and "text" in listed[1]["reason"]
+    assert [one["source"] for one in listed] == [str(tmp_path / "rows")] * 2
+    reasons = " ".join(one["reason"] for one in listed)
+    assert "cannot read the image" in reasons and "text" in reasons
     assert "2 in all" in caplog.text
     with pytest.raises(ValueError, match=r"text|image"):
         run(build_trainer(load_recipe(path, [*words, "--on_error=raise", f"--output_dir={tmp_path / 'other'}"])))
 
 
-def test_sources_of_a_recipe_are_mixed(folders):
-    a, b = map(str, folders)
-    sources = [{"path": a, "weight": 3.0}, {"path": b, "name": "b", "columns": {"image": "file_name", "id": ""}}]
-    rows, _ = DataArguments(dataset_mixture=sources, dataset_streaming=True).load()
-    assert isinstance(rows, PairStream) and [*rows.sources] == [a, "b"] and rows.weights == [3.0, 1.0]
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_of_which_none_can_be_used_are_refused(tiny_checkpoints, tmp_path, streaming):
+    write_pairs(tmp_path / "rows", 2)
+    for name in ("row0", "row1"):
+        (tmp_path / f"rows/{name}.png").write_bytes(b"no picture")
+    path = write_recipe(tmp_path, tiny_checkpoints, "contrastive", tmp_path / "rows", on_error="skip")
+    words = [*small_run(tmp_path / "out"), *(["--dataset_streaming=true", "--max_steps=2"] if streaming else [])]
+    with pytest.raises(ValueError, match=r"none of the 2 rows|has no row that can be used"):
+        build_trainer(load_recipe(path, words))

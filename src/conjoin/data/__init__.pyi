@@ -65,7 +65,6 @@ from conjoin.data.merit import (
 from conjoin.data.mmeb import MmebTraining as MmebTraining
 from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
-from conjoin.data.pair_stream import PairStream as PairStream, StreamMark as StreamMark
 from conjoin.data.pairs import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     PAIR_FEATURES as PAIR_FEATURES,

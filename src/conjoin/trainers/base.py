@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
-from conjoin.data import EpochRows, PairCollator, PairStream
+from conjoin.data import EpochRows, PairCollator
 from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.metrics import integer_labels
@@ -35,7 +35,6 @@ from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
 from conjoin.trainers.sharded import Sharding
-from conjoin.trainers.stream import StreamTraining
 
 logger = logging.getLogger(__name__)
 
@@ -332,8 +331,10 @@ class RetrievalTrainer(Trainer):
             train_dataset = cached(train_dataset, copies=args.feature_copies)
             eval_dataset = cached(eval_dataset, first_only=True)
         train_dataset = self.prepare_rows(train_dataset, args)
-        if args.dataloader_persistent_workers and isinstance(train_dataset, EpochRows | PairStream):
+        if args.dataloader_persistent_workers and isinstance(train_dataset, EpochRows):
             raise ValueError("workers start anew in every epoch of these rows; remove dataloader_persistent_workers")
+        if args.accelerator_config.dispatch_batches is None:  # Accelerate would cut the batches of a stream in parts
+            args.accelerator_config.dispatch_batches = False
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
             args=args,
@@ -347,7 +348,6 @@ class RetrievalTrainer(Trainer):
         self.add_callback(self.sharding)
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
         self.add_callback(self.epochs)
-        self.stream = StreamTraining(self, train_dataset) if isinstance(train_dataset, PairStream) else None
 
     # What a method defines
 
@@ -469,11 +469,9 @@ class RetrievalTrainer(Trainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; a stream resumes from its saved state, without reading the rows before."""
+        """Train, as `Trainer.train`; True resumes from the last checkpoint that is whole."""
         if resume_from_checkpoint is True or str(resume_from_checkpoint).lower() == "true":
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)))
-        if self.stream is not None and resume_from_checkpoint:
-            self.stream.load(Path(str(resume_from_checkpoint)))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -482,8 +480,6 @@ class RetrievalTrainer(Trainer):
         Raises:
             ValueError: The rows do not fill a batch.
         """
-        if self.stream is not None:
-            return self.stream.loader()
         step = self._train_batch_size * self.args.world_size
         if self.args.dataloader_drop_last and isinstance(self.train_dataset, Sized) and len(self.train_dataset) < step:
             raise ValueError(
@@ -518,8 +514,6 @@ class RetrievalTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run a plain step, or a gradient-cached step if the arguments set the size of a chunk."""
-        if self.stream is not None:
-            inputs = self.stream.take(inputs)
         if not (self.args.gradient_cache_chunk_size or self.args.gradient_cache_chunk_tokens):
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
@@ -683,11 +677,6 @@ class RetrievalTrainer(Trainer):
         model.save_pretrained(folder, state_dict=weights)  # a class without an auto class
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.stream is not None:
-            self.stream.save(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
-        super()._save_checkpoint(model, trial)
 
     def push_to_hub(  # type: ignore[override]
         self,

@@ -1,10 +1,12 @@
 """A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
 
 import difflib
+import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,14 +21,16 @@ import conjoin
 from conjoin.data import (
     QUERY_FORMATS,
     SAMPLE_SOURCE,
-    PairStream,
     QueryMix,
     QueryTable,
+    Skipped,
+    SkippedFile,
     load_sample_text_tower,
     load_sample_vision_tower,
     load_training_pairs,
     sample_image_processor,
 )
+from conjoin.data.row_checks import problem_of
 from conjoin.hub import check_model
 from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -35,6 +39,7 @@ from conjoin.processing.sentence_files import SentenceFilesMixin, check_processo
 from conjoin.trainers.base import RetrievalConfig, load_trainable
 from conjoin.trainers.peft import find_part, quantize
 
+logger = logging.getLogger(__name__)
 TRAINERS = {
     "contrastive": ("contrastive", "Contrastive"),
     "gcl": ("gcl", "Gcl"),
@@ -191,7 +196,7 @@ class DataArguments:
         dataset_streaming: Read pairs during training; needs `max_steps`.
         dataset_mixture: Several sources in place of `dataset_name`, as YAML: a list of `{"path", "split"?, "weight"?,
             "columns"?, "instruction"?, "name"?}`. The weight of a table of queries is how often its rows are used in
-            an epoch; that of streamed pairs is its share.
+            an epoch; that of streamed pairs is the probability of its rows, in relation to the others.
         columns: Columns by role, as YAML: `image`, `text`, `id` and `group` of pairs (guessed from common names where
             it does not say); of queries `query`, `positive` ...
         datasets: Of a collection: names of the data sets to use; empty for all.
@@ -199,7 +204,7 @@ class DataArguments:
         instruction: For queries: the instruction of the rows that have none.
         instructions: Of a collection: whether queries include their instruction.
         ood: Drop the queries that an out-of-distribution test holds out: `language`, `attribute` or `class`.
-        shuffle_window: Rows of each stream that are held and shuffled; 1 keeps their order.
+        shuffle_window: Rows of streams that are held and shuffled; 1 keeps their order.
         on_error: `raise` stops at a row of pairs that cannot be used; `skip` skips it, counts it and lists it in
             `skipped.jsonl` in `output_dir`. Evaluation rows always raise.
     """
@@ -228,6 +233,8 @@ class DataArguments:
         options |= {name: {"hard_negatives", *each.options} for name, each in QUERY_FORMATS.items()}
         if self.dataset_format not in options:
             raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(options)}")
+        if self.shuffle_window < 1:
+            raise ValueError(f"shuffle_window={self.shuffle_window}; expected at least 1")
         defaults = {each.name: each.default for each in fields(self)} | {"datasets": []}
         for name in sorted(set().union(*options.values()) - options[self.dataset_format]):
             if vars(self)[name] not in (defaults[name], None, {}):
@@ -238,8 +245,12 @@ class DataArguments:
         """Whether the rows are queries with candidates, not pairs."""
         return self.dataset_format != "pairs"
 
-    def load(self) -> tuple[Any, Any]:
+    def load(self, seed: int = 0, skipped: SkippedFile | None = None) -> tuple[Any, Any]:
         """Load the training rows and the evaluation rows (or None).
+
+        Args:
+            seed: Of the order of streams.
+            skipped: Where the rows of streams that cannot be used are listed; None to log them.
 
         Raises:
             ValueError: Several sources of pairs are not streamed, two have one name, or M-BEIR is to evaluate.
@@ -261,14 +272,23 @@ class DataArguments:
         sources: Any = self.dataset_mixture or [{"path": self.dataset_name, "split": self.dataset_train_split}]
         weights = [float(source.get("weight", 1.0)) for source in sources]
         if not self.has_queries and self.dataset_streaming:
-            streams: dict[str, datasets.IterableDataset] = {}
-            for source in sources:
-                name = source.get("name") or source["path"]
-                if name in streams:
+            names = [source.get("name") or source["path"] for source in sources]
+            streams = []
+            for name, source, weight in zip(names, sources, weights, strict=True):
+                if names.count(name) > 1:
                     raise ValueError(f"dataset_mixture: two sources are called {name!r}; give one another name")
+                if not 0 < weight < float("inf"):
+                    raise ValueError(f"the weight of {name!r} is {weight}; expected a positive number")
                 rows = self._rows(source, streaming=True, on_error=self.on_error)
-                streams[name] = rows.to_iterable_dataset() if isinstance(rows, datasets.Dataset) else rows
-            return PairStream(streams, weights, self.shuffle_window, self.on_error == "skip"), evaluation
+                if self.on_error == "skip":
+                    rows = rows.filter(partial(_is_usable, source=name, skipped=skipped)).remove_columns("problem")
+                    if next(iter(rows), None) is None:
+                        raise ValueError(f"the source {name!r} has no row that can be used")
+                streams.append(rows.repeat(None))
+            shares = [weight / sum(weights) for weight in weights]
+            how: Any = {"probabilities": shares if len({*weights}) > 1 else None, "seed": seed}
+            mixed = datasets.interleave_datasets(streams, stopping_strategy="all_exhausted", **how)
+            return mixed.shuffle(seed=seed, buffer_size=self.shuffle_window), evaluation
         if len(sources) > 1 and not self.has_queries:
             raise ValueError("dataset_mixture: several sources of pairs are streamed; set dataset_streaming: true")
         if self.dataset_mixture and self.dataset_format == "queries":
@@ -304,6 +324,15 @@ class DataArguments:
             raise ValueError(f"columns: unknown roles {unknown}; expected some of {', '.join(PAIR_ROLES)}")
         named: dict[str, Any] = {f"{role}_column": columns.get(role) for role in PAIR_ROLES}
         return load_training_pairs(path, split=split, streaming=streaming, **named, on_error=on_error)
+
+
+def _is_usable(row: Mapping[str, Any], source: str, skipped: SkippedFile | None) -> bool:
+    reason = problem_of(row)
+    if reason is not None and skipped is not None:
+        skipped.add([Skipped(source, None, row["id"], reason)])
+    elif reason is not None:
+        logger.warning("skipped a row of %s: %s", source, reason)
+    return reason is None
 
 
 class Recipe(NamedTuple):

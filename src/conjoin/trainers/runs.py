@@ -41,10 +41,10 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
     kind = getattr(import_module(f"conjoin.trainers.{module}"), f"{'Query' if is_query else ''}{prefix}Trainer")
     torch.manual_seed(recipe.training.seed)
     model, processor = recipe.model.load()
-    rows, evaluation = recipe.data.load()
-    folder = Path(str(recipe.training.output_dir))
-    if recipe.training.should_save and not recipe.training.resume_from_checkpoint:
+    folder, args = Path(str(recipe.training.output_dir)), recipe.training
+    if args.should_save and not args.resume_from_checkpoint:
         remove_skipped(folder)
+    rows, evaluation = recipe.data.load(args.seed, SkippedFile(folder, args.should_save, args.process_index))
     if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
         rows, bad = without_problems(rows, recipe.data.dataset_name)
         if recipe.training.should_save:
