@@ -20,7 +20,7 @@ CASES = [
     *(("contrastive", 0, 1, 10), ("gcl", 3, 2, 12), ("coral", 0, 1, 0), ("coral", 2, 1, 0)),
     ("gcl", 0, 1, 0, "stream"),
 ]
-"""The method, the rows of a chunk (0: any), the accumulated batches, the tokens of a chunk, and whether rows stream."""
+"""The method, rows of a chunk (0: any), accumulated batches, tokens of a chunk, and whether the rows stream."""
 
 
 def case_name(case):

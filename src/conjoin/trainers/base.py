@@ -124,6 +124,9 @@ class RetrievalConfig(TrainingArguments):
             logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)
             self._n_gpu = 1
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
+        accelerate: Any = self.accelerator_config
+        if accelerate.dispatch_batches is None:  # else the first process cuts the batches of a stream in parts
+            accelerate.dispatch_batches = False
         if self.push_to_hub and self.hub_strategy != HubStrategy.END:
             raise ValueError(
                 f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
@@ -333,8 +336,6 @@ class RetrievalTrainer(Trainer):
         train_dataset = self.prepare_rows(train_dataset, args)
         if args.dataloader_persistent_workers and isinstance(train_dataset, EpochRows):
             raise ValueError("workers start anew in every epoch of these rows; remove dataloader_persistent_workers")
-        if args.accelerator_config.dispatch_batches is None:  # Accelerate would cut the batches of a stream in parts
-            args.accelerator_config.dispatch_batches = False
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
             args=args,
