@@ -267,8 +267,13 @@ _PROMPTS = {
 def _write_instructions(folder: Path) -> None:
     header = ["query_modality", "cand_modality", "dataset_name", "dataset_id", *(f"prompt_{n}" for n in range(1, 5))]
     rows = [
-        [*MBEIR_TASKS[cell.task], MBEIR_TITLES[cell.dataset], str(cell.dataset_id), *_PROMPTS[cell.task]]
-        for cell in sorted(MBEIR_CELLS, key=lambda cell: (cell.dataset_id, cell.task))
+        [
+            *MBEIR_TASKS[cell.task],
+            MBEIR_TITLES[cell.dataset],
+            str(MBEIR_DATASETS.index(cell.dataset)),
+            *_PROMPTS[cell.task],
+        ]
+        for cell in sorted(MBEIR_CELLS, key=lambda cell: (MBEIR_DATASETS.index(cell.dataset), cell.task))
     ]
     _write_lines(instructions_file(folder), ("\t".join(row) for row in [header, *rows]))
 

@@ -130,7 +130,7 @@ def test_every_out_of_distribution_test_has_queries_and_leaves_some_to_train_on(
     train = read["train"][0]
     for kind in found:
         rows = MeritTraining(mini, ood=kind)
-        touched = [train[pid] for query in map(rows.query, range(len(rows))) for pid in query.touched]
+        touched = [train[pid] for query in rows.queries for pid in query.touched]
         assert touched and not any(is_held_out(product, kind, values) for product in touched)
     assert 0 < len(MeritTraining(mini, ood="language")) < len(MeritTraining(mini))
 

@@ -36,7 +36,7 @@ def test_rows_become_items(rows):
     ("row", "message"),
     [
         ({"id": "q7", "text": " "}, r"item 'q7'.*text is empty"),
-        ({"id": "q7", "image": None}, r"row with id 'q7': neither 'image' nor 'text'; its columns are"),
+        ({"id": "q7", "image": None}, "item 'q7': the item has neither text nor image"),
     ],
 )
 def test_errors_carry_the_row_id(row, message):
@@ -46,5 +46,5 @@ def test_errors_carry_the_row_id(row, message):
 
 
 def test_nothing_to_collate():
-    with pytest.raises(ValueError, match="empty batch"):
+    with pytest.raises(ValueError, match="a list of items, got an empty one"):
         PairCollator(Processor())([])

@@ -111,5 +111,5 @@ def test_queries_may_be_interleaved():
     assert batch["positives"]["items"] == [["photo.png"], ["red", "blue"]]
     assert batch["negatives"]["items"] == [["red", "new"], ["x"]]
     rows[0]["query"]["text"] = "<image>"
-    with pytest.raises(ValueError, match="row with id '0', query: 1 placeholders"):
+    with pytest.raises(ValueError, match="item '0': 1 placeholders"):
         RetrievalCollator(Parser())(rows)

@@ -142,7 +142,7 @@ def test_training_leaves_out_what_a_test_holds_out(root, kind, kept):
     if kept:
         assert [row["id"] for row in map(MeritTraining(root, ood=kind).__getitem__, range(len(kept)))] == kept
     else:
-        with pytest.raises(ValueError, match=rf"queries-train.json': the out-of-distribution test of {kind} leaves"):
+        with pytest.raises(ValueError, match=f"the out-of-distribution test of {kind} leaves no query of the train"):
             MeritTraining(root, ood=kind)
 
 
@@ -178,15 +178,15 @@ class TestBadFiles:
         [
             (query(query={"1": {"color": "red"}, "99": {"a": "x"}}), "the query names the unknown product '99'"),
             (query(pos_candidate=[3, 2]), "the positive '2' is a product of its own query"),
-            (query(pos_candidate=[]), "the query has no positive"),
+            (query(pos_candidate=[]), "the query has no product or no positive"),
             (query(**{"query instruction": "only <image>"}), "1 placeholders <image> in the text, but 2 images"),
             (query(**{"query instruction": " "}), "query instruction: text is empty"),
             (query(query={"1": {"color": "red"}, "2": "blue"}), "query must be {product id"),
-            (query(query={"1": {"color": "red"}, "2": {}}), "the condition of product '2' names no attribute"),
+            (query(query={}), "the query has no product or no positive"),
             (query(pos_candidate=[True]), "a product id must be an integer or a string of one word, got True"),
             (query(pos_candidate=3), "expected a list of product ids, got 3"),
-            ({"query_id": 1, "passage": []}, "the field 'query' is missing; there are query_id, passage"),
-            (b'{"query": "\xff"}', r"not valid UTF-8 \(byte 0xff at position 11\)"),
+            ({"query_id": 1, "passage": []}, "query must be {product id: .* got None"),
+            (b'{"query": "\xff"}', "not valid JSON .*byte 0xff in position 11"),
             (b'{"query": {"1": {"color": "red"}, "1": {"material": "x"}}}', "an object has the name '1' twice"),
         ],
     )
@@ -217,9 +217,11 @@ class TestBadFiles:
         (tmp_path / "data").mkdir()
         pq.write_table(pa.Table.from_pylist(rows, PRODUCT_FEATURES.arrow_schema), tmp_path / "data/test-0.parquet")
         if path == "inner/2.png":
-            assert MeritProducts(tmp_path, "test").image("2")["path"] == str(tmp_path / path)
+            (tmp_path / "inner").mkdir()
+            (tmp_path / path).write_bytes(png("red"))
+            assert MeritProducts(tmp_path, "test").image("2") == str(tmp_path / path)
         else:
-            message = "it has no image" if path is None else f"the path '{path}' leaves the folder"
+            message = "the image is missing" if path is None else f"image '.*{path}': the file is outside"
             with pytest.raises(ValueError, match=f"the product '2': {message}"):
                 MeritProducts(tmp_path, "test").image("2")
 

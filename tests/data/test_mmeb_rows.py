@@ -26,9 +26,6 @@ def test_rows(tmp_path):
     assert [rows[index]["positive_id"] for index in range(6)] == [each for (each,) in rows.positives]
     assert len(MmebTraining(tmp_path, datasets=["VisDial"])) == 3 and rows[0]["negatives"]
     assert not MmebTraining(tmp_path)[0]["negatives"]
-    (tmp_path / "images/1.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"CIRR, row 0, pos: no image .*1\.png"):
-        rows[0]
 
 
 @pytest.mark.parametrize(("text", "image", "modality"), [
@@ -65,12 +62,10 @@ def test_a_bad_row_is_named(tmp_path, change, message):
 
 def test_refusals(tmp_path):
     write_mmeb(tmp_path)
-    with pytest.raises(ValueError, match="hard_negatives=2; expected 0 or more, at most 1"):
-        MmebTraining(tmp_path, hard_negatives=2)
     with pytest.raises(ValueError, match=r"no subset 'WebQA' .*; there are \['CIRR', 'VisDial'\]"):
         MmebTraining(tmp_path, datasets=["WebQA"])
     with pytest.raises(FileNotFoundError, match=r"has no subset: expected NAME/diverse_instruction-\*\.parquet"):
         MmebTraining(tmp_path, split="diverse_instruction")
     datasets.Dataset.from_dict({"qry": ["a"]}).to_parquet(str(tmp_path / "VisDial/original-00000-of-00001.parquet"))
-    with pytest.raises(ValueError, match=f"VisDial, row 0: lacks {', '.join(TRAINING_COLUMNS[1:])}; expected"):
+    with pytest.raises(ValueError, match=f"VisDial, row 0: expected {', '.join(TRAINING_COLUMNS)}; got qry"):
         MmebTraining(tmp_path)

@@ -34,8 +34,6 @@ def test_any_dataset_with_other_columns():
     table = datasets.Dataset.from_dict({"premise": ["a"], "entails": ["b"], "contradicts": ["c"], "label": [0]})
     rows = load_nli(table, {"query": "premise", "positive": "entails", "negative": "contradicts"}, hard_negatives=1)
     assert (rows[0]["query"], rows[0]["positive"], rows[0]["negatives"]) == ("a", "b", ["c"])
-    with pytest.raises(ValueError, match="is empty: it has no rows"):
-        load_nli(table.select([]), {"query": "premise", "positive": "entails"})
 
 
 @pytest.mark.parametrize(
@@ -45,8 +43,7 @@ def test_any_dataset_with_other_columns():
         ("sent0,sent1\na,b\nc,\n", None, 0, "row 1, column 'sent1': text is empty"),
         ("sent0,sent1,hard_neg\na,b, \n", None, 1, "row 0, column 'hard_neg': text is empty"),
         ("sent0,sent1\na,b\n", None, 1, "no column 'hard_neg'"),
-        ("sent0,sent1,x\na,b,c\n", {"negative": "x"}, 0, "the negative column 'x' is named, but hard_negatives=0"),
-        ("sent0,sent1\na,b\n", None, 2, "hard_negatives=2; expected 0 or more, at most 1"),
+        ("sent0,sent1\na,b\n", None, 2, "hard_negatives=2; expected 0 or 1"),
         ("sent0,sent1\na,b\n", {"anchor": "sent0"}, 0, "unknown part 'anchor' in columns; expected one of"),
     ],
 )

@@ -110,7 +110,7 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
         ({"query": "q", "positive": "p", "negative": ["x", "p"]}, "a negative is also a positive"),
         ({"query": "q", "positive": "p", "positive_id": 1, "negative": "n"}, "expected both or neither"),
         ({"query": "q", "query_text": "r", "positive": "p"}, "both 'query' and another column give its text"),
-        ({"query": "q", "positive": ["p"], "positive_text": "r"}, "a list in 'positive' beside 'positive_text'"),
+        ({"query": "q", "positive": ["p"], "positive_text": "r"}, r"positive: got \['p'\]; expected a text, an image"),
         ({"query": "q", "positive": "p", "instruction": 3}, "the instruction is 3; expected a text"),
         ({"query": "q", "positive": "p", "id": ""}, "row 0: the id is missing"),
         ({"query": "q", "answer": "p", "label": 1}, "the column 'label' grades pairs"),

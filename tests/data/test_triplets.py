@@ -36,11 +36,11 @@ def test_load_triplets(image_folder, row):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"query_image": "rad.png"}, FileNotFoundError, r"line 2 \(id 'b'\), query_image: image '.*rad.png': no such"),
-        ({"negative_image": None}, ValueError, r"line 2 \(id 'b'\): both negative_image and negative_text are"),
-        ({"positive_text": " "}, ValueError, r"line 2 \(id 'b'\), positive_text: text is empty"),
-        ({"query_text": 5}, ValueError, r"line 2 \(id 'b'\), query_text: text must be a string, got int 5"),
-        ({"variant_image": ["a.png"]}, ValueError, r"line 2 \(id 'b'\), variant_image: expected a path or a URL, got"),
+        ({"query_image": "rad.png"}, FileNotFoundError, r"row 1 \(id 'b'\), query_image: image '.*rad.png': no such"),
+        ({"negative_image": None}, ValueError, r"row 1 \(id 'b'\): both negative_image and negative_text are"),
+        ({"positive_text": " "}, ValueError, r"row 1 \(id 'b'\), positive_text: text is empty"),
+        ({"query_text": 5}, ValueError, r"row 1 \(id 'b'\), query_text: text must be a string, got int 5"),
+        ({"variant_image": ["a.png"]}, ValueError, r"row 1 \(id 'b'\), variant_image: expected a path or a URL, got"),
         ({"id": "a"}, ValueError, "row 1: the id 'a' occurs twice"),
     ],
 )

@@ -68,7 +68,6 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"dataset_mixture": [{"sources": "a"}]}, "expected path, split, weight"),
         ({"dataset_mixture": [{"path": PAIRS}] * 2, "dataset_streaming": True}, "two sources are called"),
         ({"dataset_mixture": [{"path": "a"}], "dataset_test_split": "b"}, "Name the evaluation rows by dataset_test"),
-        ({"dataset_format": "mbeir", "dataset_test_split": "train"}, "evaluated after training, by `conjoin evaluate"),
         ({"columns": {"query": "a"}}, r"columns: unknown roles \['query'\]; expected some of image, text"),
         ({"": "- 1"}, "a recipe is a mapping of keys to values, got list"),
     ],

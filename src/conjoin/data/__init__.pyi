@@ -74,7 +74,6 @@ from conjoin.data.pairs import (
 from conjoin.data.queries import (
     QUERY_COLUMNS as QUERY_COLUMNS,
     QUERY_FORMATS as QUERY_FORMATS,
-    QueryFormat as QueryFormat,
     QueryMix as QueryMix,
     QueryTable as QueryTable,
 )

@@ -56,16 +56,15 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.repeats = repeats
         self.epoch = 0
-        first = self._make(self._generator())
-        self._length, self._made = len(first), (0, first)
-        if not first:
+        self._length = len(self._make(self._generator()))
+        if not self._length:
             raise ValueError(
                 f"{len(positives)} rows do not fill a step of {batch_size * processes} with different positives"
                 + ("" if sources is None else " of one dataset")
                 + "; lower the batch size"
             )
         rows = len(positives) if repeats is None else len(self._order(self._generator()))
-        if (skipped := rows - batch_size * len(first)) >= batch_size * processes:  # more than an unfilled last step
+        if (skipped := rows - batch_size * self._length) >= batch_size * processes:  # more than an unfilled last step
             logger.warning("%d of %d rows fill no batch and are skipped in this epoch", skipped, rows)
 
     @property
@@ -81,16 +80,11 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         return self._length
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches())
-
-    def _batches(self) -> list[list[int]]:
-        if self._made[0] != self.epoch:
-            generator = self._generator()
-            batches = self._make(generator)
-            while len(batches) < self._length:
-                batches += self._make(generator)
-            self._made = self.epoch, batches[: self._length]
-        return self._made[1]
+        generator = self._generator()
+        batches = self._make(generator)
+        while len(batches) < self._length:
+            batches += self._make(generator)
+        return iter(batches[: self._length])
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed((self.seed << 20) + self.epoch)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from conjoin.data.row_images import row_item
-from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
 
 MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
@@ -34,15 +33,11 @@ class PairCollator:
         Raises:
             ValueError: No rows; or a row cannot be used, or has neither group nor id although others do.
         """
-        if not rows:
-            raise ValueError("got an empty batch: no rows")
         ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
-        items = []
-        for row, row_id in zip(rows, ids, strict=True):
-            if row.get("image") is None and row.get("text") is None:
-                problem = f"neither 'image' nor 'text'; its columns are {', '.join(row)}"
-                raise ItemError(f"row with id {row_id!r}", problem)
-            items.append(row_item({part: row.get(part) for part in ("image", "text")}, f"row with id {row_id!r}"))
+        items = [
+            row_item({part: row.get(part) for part in ("image", "text")}, f"row with id {row_id!r}")
+            for row, row_id in zip(rows, ids, strict=True)
+        ]
         names = name_rows(rows)
         batch = {"pairs": dict(self.processor(items, ids=ids))}
         return batch if names is None else batch | {"ids": name_ids(names)}
@@ -56,17 +51,16 @@ def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
     Raises:
         ValueError: Some rows have a name and others do not.
     """
-    names = [_name(row) for row in rows]
-    unnamed = [index for index, name in enumerate(names) if name is None]
-    if unnamed and len(unnamed) < len(names):
+    names, unnamed = [], []
+    for index, row in enumerate(rows):
+        kind = "id" if row.get("group") is None else "group"
+        if row.get(kind) is None:
+            unnamed.append(index)
+        else:
+            names.append(f"{kind} {row[kind]}")
+    if unnamed and names:
         raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
-    return None if unnamed else [name for name in names if name is not None]
-
-
-def _name(row: Mapping[str, Any]) -> str | None:
-    if row.get("group") is not None:
-        return f"group {row['group']}"
-    return None if row.get("id") is None else f"id {row['id']}"
+    return names or None
 
 
 class RetrievalCollator:
@@ -98,27 +92,32 @@ class RetrievalCollator:
             ValueError: No rows, a row without query or positive, some rows with ids or modalities and some without,
                 an unknown modality, or an item that cannot be used.
         """
-        if not rows:
-            raise ValueError("got an empty batch: no rows")
         names = [str(row.get("id", index)) for index, row in enumerate(rows)]
-        queries = [_part(row, "query", name) for row, name in zip(rows, names, strict=True)]
         instructions = [row.get("instruction") for row in rows]
         given = {} if all(text is None for text in instructions) else {"instruction": instructions}
-        batch: dict[str, Any] = {"queries": self.processor(queries, ids=names, **given)}
-        positives = [_part(row, "positive", name) for row, name in zip(rows, names, strict=True)]
-        batch["positives"] = self.processor(positives, ids=[f"{name}, positive" for name in names])
+        batch: dict[str, Any] = {"queries": self._process([row.get("query") for row in rows], names, **given)}
+        positives = [row.get("positive") for row in rows]
+        batch["positives"] = self._process(positives, [f"{name}, positive" for name in names])
         counts = [len(row.get("negatives") or ()) for row in rows]
-        negatives = [as_item(negative) for row in rows for negative in row.get("negatives") or ()]
+        negatives = [negative for row in rows for negative in row.get("negatives") or ()]
         if negatives:
             owners = [f"{name}, negative" for name, count in zip(names, counts, strict=True) for _ in range(count)]
-            batch["negatives"] = self.processor(negatives, ids=owners)
+            batch["negatives"] = self._process(negatives, owners)
         modalities = _per_candidate(rows, counts, "target_modality", "negative_modalities")
         if modalities is not None:
-            batch["candidate_modality"] = torch.tensor([_modality_id(value) for value in modalities])
-        ids = _per_candidate([_named(row) for row in rows], counts, "positive_id", "negative_ids")
+            if unknown := set(modalities) - MODALITY_IDS.keys():
+                raise ValueError(f"unknown modality {min(unknown)!r}; expected one of {', '.join(MODALITY_IDS)}")
+            batch["candidate_modality"] = torch.tensor([MODALITY_IDS[value] for value in modalities])
+        ids = _per_candidate(rows, counts, "positive_id", "negative_ids")
+        if ids is None and all(isinstance(text, str) for text in positives + negatives):
+            ids = positives + negatives
         if ids is not None:
             batch["ids"] = torch.tensor([stable_id(str(value)) for value in ids])
         return batch
+
+    def _process(self, values: Sequence[Any], names: Sequence[str], **instructions: Any) -> Any:
+        items = [as_item(value, f"item {name!r}") for value, name in zip(values, names, strict=True)]
+        return self.processor(items, ids=names, **instructions)
 
 
 def as_item(value: Any, name: str = "item") -> Any:
@@ -130,12 +129,6 @@ def as_item(value: Any, name: str = "item") -> Any:
     if isinstance(value, Mapping):
         return value if "role" in value else row_item(value, name)
     return {"text": value} if isinstance(value, str) else value
-
-
-def _part(row: Mapping[str, Any], part: str, name: str) -> Any:
-    if row.get(part) is None:
-        raise ItemError(f"row with id {name!r}", f"no {part!r}; its columns are {', '.join(row)}")
-    return as_item(row[part], f"row with id {name!r}, {part}")
 
 
 def _per_candidate(
@@ -155,17 +148,3 @@ def _per_candidate(
     if None in values or len(others) != sum(counts):
         raise ValueError(f"some rows have {positive!r} (and {negatives!r} for their negatives), but others lack it")
     return values + others
-
-
-def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row whose candidates have ids; plain texts are their own."""
-    texts = [row["positive"], *(row.get("negatives") or ())]
-    if row.get("positive_id") is not None or not all(isinstance(text, str) for text in texts):
-        return row
-    return {**row, "positive_id": texts[0], "negative_ids": texts[1:]}
-
-
-def _modality_id(value: str) -> int:
-    if value not in MODALITY_IDS:
-        raise ValueError(f"unknown modality {value!r}; expected one of {', '.join(MODALITY_IDS)}")
-    return MODALITY_IDS[value]

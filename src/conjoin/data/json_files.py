@@ -1,6 +1,5 @@
 """The rows of a JSON-lines file by number, and what text files are checked for before a library reads them."""
 
-import codecs
 import gzip
 import json
 import re
@@ -11,6 +10,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+JSON_LINES = (".jsonl", ".ndjson")
 _DEEP = re.compile(rb'(?:[\[{]\s*(?:"[^"\\]*"\s*:\s*)?){2000}')
 """Parsers in C end the process at some thousand levels."""
 
@@ -22,20 +22,15 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 def text_problem(path: Path, is_json: bool = False) -> str | None:
     """Return why a text file, perhaps compressed, is not UTF-8, or JSON too deep for parsers; None if it is fine."""
-    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
     with open_bytes(path) as file:
-        while True:
-            chunk = file.read(2**20)
+        for number, line in enumerate(file, start=1):
             try:
-                decoder.decode(chunk, final=not chunk)
+                line.decode()
             except UnicodeDecodeError as error:
-                line += error.object[: error.start].count(b"\n")
-                return f"line {line}: not valid UTF-8 (byte {error.object[error.start]:#04x})"
-            if is_json and _DEEP.search(chunk):
-                return f"after line {line}: its values are nested too deep"
-            if not chunk:
-                return None
-            line += chunk.count(b"\n")
+                return f"line {number}: not valid UTF-8 (byte {line[error.start]:#04x})"
+            if is_json and _DEEP.search(line):
+                return f"line {number}: its values are nested too deep"
+    return None
 
 
 class JsonLines:
@@ -61,6 +56,11 @@ class JsonLines:
         if not len(ends):
             raise ValueError(f"{str(path)!r} is empty: it has no rows")
         self._starts = np.concatenate(([0], ends[:-1]))
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names in any row, in the order in which they occur."""
+        return list(dict.fromkeys(name for row in self for name in row))
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -88,12 +88,7 @@ def json_object(text: bytes, where: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
-    except RecursionError:
-        raise ValueError(f"{where}: its values are nested too deep") from None
-    except UnicodeDecodeError as error:
-        byte = f"byte {text[error.start]:#04x} at position {error.start}"
-        raise ValueError(f"{where}: not valid UTF-8 ({byte})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
@@ -102,9 +97,9 @@ def json_object(text: bytes, where: str) -> dict[str, Any]:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of names and values; `json` itself would keep the last of equal names without a word."""
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for index, name in enumerate(names) if name in names[:index])
-        raise ValueError(f"an object has the name {repeated!r} twice")
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"an object has the name {name!r} twice")
+        result[name] = value
     return result

@@ -6,18 +6,17 @@ task is a pair of modalities. A *cell* is one dataset and task, the unit of the 
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import SplitError
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
-from conjoin.data.row_checks import id_keys, repeated_id
+from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import path_inside
 from conjoin.processing.item_error import ItemError
 
@@ -38,10 +37,8 @@ MBEIR_TASKS = {
     8: ("image,text", "image,text"),
 }
 """Modality of the query and of the target; there is no task 5."""
-MBEIR_GROUPS = ("single", "mixed", "multi")
-_INSTRUCTION_COLUMNS = ("query_modality", "cand_modality", "dataset_name", "dataset_id")
-_UNION_TRAIN_QUERIES = "query/union_train/mbeir_union_up_train.jsonl"
-_MODALITIES = ("text", "image", "image,text")
+_MODALITIES = {"text": "text", "image": "image", "image,text": "image,text", "text,image": "image,text"}
+"""Ours by the names in the files."""
 Instructions = dict[tuple[int, str, str], list[str]]
 """Prompts by dataset id, query modality and target modality."""
 
@@ -58,11 +55,6 @@ class MbeirCell(NamedTuple):
         return f"{self.dataset}_task{self.task}"
 
     @property
-    def dataset_id(self) -> int:
-        """The number before the colon of its query ids."""
-        return MBEIR_DATASETS.index(self.dataset)
-
-    @property
     def query_modality(self) -> str:
         """Modality of the queries: `"text"`, `"image"` or `"image,text"`."""
         return MBEIR_TASKS[self.task][0]
@@ -75,7 +67,7 @@ class MbeirCell(NamedTuple):
     @property
     def group(self) -> str:
         """`"single"` when neither side has both modalities, `"multi"` when both sides do, else `"mixed"`."""
-        return MBEIR_GROUPS[("," in self.query_modality) + ("," in self.target_modality)]
+        return ("single", "mixed", "multi")[("," in self.query_modality) + ("," in self.target_modality)]
 
     @property
     def cutoff(self) -> int:
@@ -101,23 +93,23 @@ MBEIR_CELLS = tuple(
 
 
 def find_cells(names: Sequence[str] | None = None) -> list[MbeirCell]:
-    """Return the cells with these names (`"visualnews_task0"`), in the order of the table; all when None.
+    """Return the cells with these names (`"visualnews_task0"`), in the order of the table; all without names.
 
     Raises:
-        ValueError: A name is unknown, or `names` is empty.
+        ValueError: A name is unknown.
     """
     known = [cell.name for cell in MBEIR_CELLS]
-    if names is not None and not names:
-        raise ValueError(f"no M-BEIR cell is named; expected some of {', '.join(known)}, or None for all")
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise ValueError(f"unknown M-BEIR cell {unknown[0]!r}; expected one of {', '.join(known)}")
-    return [cell for cell in MBEIR_CELLS if names is None or cell.name in names]
+    for name in names or known:
+        if name not in known:
+            raise ValueError(f"unknown M-BEIR cell {name!r}; expected one of {', '.join(known)}")
+    return [cell for cell in MBEIR_CELLS if cell.name in (names or known)]
 
 
 def query_file(folder: Path, cell: MbeirCell | None, split: str) -> Path:
     """Return the query file of a cell; None means all training data."""
-    return folder / (_UNION_TRAIN_QUERIES if cell is None else f"query/{split}/mbeir_{cell.name}_{split}.jsonl")
+    if cell is None:
+        return folder / "query/union_train/mbeir_union_up_train.jsonl"
+    return folder / f"query/{split}/mbeir_{cell.name}_{split}.jsonl"
 
 
 def pool_file(folder: Path, cell: MbeirCell | None, split: str) -> Path:
@@ -148,23 +140,22 @@ def load_instructions(folder: str | Path) -> Instructions:
     path = instructions_file(Path(folder))
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
-        require_columns((*_INSTRUCTION_COLUMNS, "prompt_1"), [*(rows.fieldnames or ())])
+        columns = ("query_modality", "cand_modality", "dataset_id", "prompt_1")
+        require_columns(columns, rows.fieldnames or ())
         instructions: Instructions = {}
         for row in rows:
             where = f"{str(path)!r}, line {rows.line_num}"
             prompts = [format_text(row[name]) for name in row if str(name).startswith("prompt") and row[name].strip()]
             if not prompts or not row["dataset_id"].strip().isdigit():
                 raise ItemError(where, "expected a dataset id and at least one prompt")
-            query, target = (check_modality(row[name], where) for name in ("query_modality", "cand_modality"))
+            query, target = (_modality(row[name], where) for name in ("query_modality", "cand_modality"))
             instructions[int(row["dataset_id"]), query, target] = prompts
     return instructions
 
 
-def _find_prompts(instructions: Instructions | None, qid: str, query: str, target: str) -> list[str]:
-    """Return the prompts of a query; none without instructions."""
-    if instructions is None:
-        return []
-    dataset = dataset_of(qid)
+def _find_prompts(instructions: Instructions, qid: str, query: str, target: str) -> list[str]:
+    """Return the prompts of a query by its modality and that of its target."""
+    dataset = _dataset_of(qid, "query")
     if (dataset, query, target) not in instructions:
         raise ItemError(f"query {qid!r}", f"there is no instruction for dataset {dataset}, {query} -> {target}")
     return instructions[dataset, query, target]
@@ -183,32 +174,25 @@ def format_text(text: str, capitalise: bool = True) -> str:
     return text if not text or text.endswith((".", "?", "!")) else text + "."
 
 
-def check_modality(value: object, name: str) -> str:
-    """Return `"text"`, `"image"` or `"image,text"`, for parts in any order.
-
-    Raises:
-        ValueError: Another value; the message starts with `name`.
-    """
-    modality = ",".join(sorted(part.strip() for part in value.split(","))) if isinstance(value, str) else value
-    if modality not in _MODALITIES:
+def _modality(value: Any, name: str) -> str:
+    """Return `"text"`, `"image"` or `"image,text"`; an error starts with `name`."""
+    if value not in _MODALITIES:
         raise ItemError(name, f"unknown modality {value!r}; expected one of {', '.join(_MODALITIES)}")
-    return str(modality)
+    return _MODALITIES[value]
 
 
-def dataset_of(qid: str) -> int:
-    """Return the dataset id of a query id or candidate id.
-
-    Raises:
-        ValueError: The id is not `dataset:number`, or the dataset is unknown.
-    """
-    dataset, colon, number = qid.partition(":")
-    if not colon or not dataset.isdigit() or not number.isdigit() or int(dataset) >= len(MBEIR_DATASETS):
-        raise ValueError(f"id {qid!r} is not dataset:number with a dataset below {len(MBEIR_DATASETS)}")
-    return int(dataset)
+def _dataset_of(id_: Any, name: str) -> int:
+    """Return the dataset of an id of a query or a candidate; an error starts with `name`."""
+    match = re.fullmatch(r"([0-9]):[0-9]+", id_) if isinstance(id_, str) else None
+    if match is None:
+        raise ItemError(name, f"id {id_!r:.80} is not dataset:number with a dataset below {len(MBEIR_DATASETS)}")
+    return int(match[1])
 
 
 class MbeirCandidates:
     """A candidate pool; it yields rows for `encode_collection`: `id`, `image` (a path or None), `text`, `modality`.
+
+    Rows stay on disk; memory holds the ids and the lines (about 120 MB for a million).
 
     Args:
         folder: The root of M-BEIR: image paths are relative to it.
@@ -220,15 +204,14 @@ class MbeirCandidates:
     """
 
     def __init__(self, folder: str | Path, path: str | Path) -> None:
-        self.folder = Path(folder)
-        self.lines = JsonLines(path)
-        where = f"{str(self.lines.path)!r}, line"
-        keys = id_keys(_id(row, "did", f"{where} {index}") for index, row in enumerate(self.lines, start=1))
-        self._order = np.argsort(keys, kind="stable")
-        self._sorted = keys[self._order]
-        repeated = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
-        if len(repeated):
-            raise repeated_id(self.lines[int(self._order[repeated[0]])]["did"], repr(str(self.lines.path)))
+        self.folder, self.lines = Path(folder), JsonLines(path)
+        self._places: dict[str, int] = {}
+        for place, row in enumerate(self.lines):
+            did = row.get("did")
+            _dataset_of(did, f"{str(path)!r}, line {place + 1}")
+            if did in self._places:
+                raise repeated_id(did, repr(str(path)))
+            self._places[did] = place
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -237,26 +220,18 @@ class MbeirCandidates:
         return map(self._row, self.lines)
 
     def __contains__(self, did: str) -> bool:
-        return bool(self.find(id_keys([did]))[0] >= 0)
+        return did in self._places
 
     def __getitem__(self, did: str) -> dict[str, Any]:
-        index = int(self.find(id_keys([did]))[0])
-        if index < 0:
-            raise ValueError(f"candidate {did!r} is not in the pool {str(self.lines.path)!r}")
-        return self._row(self.lines[index])
+        return self._row(self.lines[self._places[did]])
 
     @property
     def ids(self) -> list[str]:
         """All candidate ids, in the order of the file."""
-        return [row["did"] for row in self.lines]
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Return the lines `(N,)` of the candidates with these `id_keys`, from 0; -1 for those not in the pool."""
-        places = np.searchsorted(self._sorted, keys).clip(max=len(self._sorted) - 1)
-        return np.where(self._sorted[places] == keys, self._order[places], -1)
+        return list(self._places)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        modality, parts = _parts(self.folder, row, f"candidate {row['did']!r}", ("modality", "txt", "img_path"))
+        modality, parts = _read_item(self.folder, row, f"candidate {row['did']!r}")
         return {"id": row["did"], "image": None, "text": None, **parts, "modality": modality}
 
 
@@ -272,8 +247,8 @@ class MbeirTraining(QueryDataset):
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: Another split, an unknown dataset, no rows, or a row with a missing field, a malformed id, no
-            positives or a candidate that is not in the pool.
+        ValueError: Another split, an unknown dataset, no rows, or a row with a malformed id, no positives or a
+            candidate that is not in the pool.
     """
 
     def __init__(
@@ -288,38 +263,37 @@ class MbeirTraining(QueryDataset):
         super().__init__(hard_negatives)
         if split != "train":
             raise SplitError(split, "format mbeir")
-        unknown = [name for name in datasets if name not in MBEIR_DATASETS]
-        if unknown:
-            raise ValueError(f"unknown M-BEIR dataset {unknown[0]!r}; expected one of {', '.join(MBEIR_DATASETS)}")
+        for name in datasets:
+            if name not in MBEIR_DATASETS:
+                raise ValueError(f"unknown M-BEIR dataset {name!r}; expected one of {', '.join(MBEIR_DATASETS)}")
         self.folder = Path(folder)
         self.instructions = load_instructions(folder) if instructions else None
         self.lines = JsonLines(query_file(self.folder, None, "train"))
         self.candidates = MbeirCandidates(self.folder, pool_file(self.folder, None, "train"))
-        self._indices: list[int] = []
-        for index, row in enumerate(self.lines):
-            name = f"{str(self.lines.path)!r}, line {index + 1}"
-            source = MBEIR_DATASETS[dataset_of(_id(row, "qid", name))]
+        self._places: list[int] = []
+        for place, row in enumerate(self.lines):
+            source = MBEIR_DATASETS[_dataset_of(row.get("qid"), f"{str(self.lines.path)!r}, line {place + 1}")]
             if datasets and source not in datasets:
                 continue
-            positives = _dids(row, "pos_cand_list")
-            dids = positives + (_dids(row, "neg_cand_list") if hard_negatives else [])
-            keys = id_keys(dids)
-            absent = np.flatnonzero(self.candidates.find(keys) < 0)
-            if len(absent):
-                problem = f"candidate {dids[absent[0]]!r} is not in the pool {str(self.candidates.lines.path)!r}"
-                raise ItemError(f"query {row['qid']!r}", problem)
+            name, positives = f"query {row['qid']!r}", _candidate_ids(row, "pos_cand_list")
+            if not positives:
+                raise ItemError(name, "it has no positive candidate")
+            for did in positives + (_candidate_ids(row, "neg_cand_list") if hard_negatives else []):
+                if did not in self.candidates:
+                    raise ItemError(name, f"candidate {did!r} is not in the pool {str(self.candidates.lines.path)!r}")
             self.sources.append(source)
-            self.positives.append(tuple(keys[: len(positives)].tolist()))
-            self._indices.append(index)
-        if not self._indices:
+            self.positives.append(tuple(positives))
+            self._places.append(place)
+        if not self._places:
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets)}")
 
     def read(self, index: int) -> QueryRow:
         """Read the row of a query; its candidates are ids in the pool."""
-        row = self.lines[self._indices[index]]
-        modality, query = _query(self.folder, row, self.instructions is not None)
-        prompts = partial(_find_prompts, self.instructions, row["qid"], modality)
-        return QueryRow(row["qid"], query, _dids(row, "pos_cand_list"), _dids(row, "neg_cand_list"), prompts)
+        row, prompts = self.lines[self._places[index]], None
+        modality, query = _read_query(self.folder, row, self.instructions is not None)
+        if self.instructions is not None:
+            prompts = partial(_find_prompts, self.instructions, row["qid"], modality)
+        return QueryRow(row["qid"], query, self.positives[index], _candidate_ids(row, "neg_cand_list"), prompts)
 
     def candidate(self, name: str) -> Candidate:
         """Return a candidate of the pool."""
@@ -336,64 +310,46 @@ def mbeir_queries(
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A field is missing, an id is malformed or occurs twice, or there is no instruction for the cell.
+        ValueError: A row is malformed, an id occurs twice, or there is no instruction for the cell.
     """
     folder = Path(folder)
     prompts = load_instructions(folder) if instructions else None
     rows: dict[str, dict[str, Any]] = {}
-    for index, row in enumerate(JsonLines(query_file(folder, cell, split))):
-        qid = _id(row, "qid", f"{cell.name} {split}, line {index + 1}")
+    for line, row in enumerate(JsonLines(query_file(folder, cell, split)), start=1):
+        qid, instruction = row.get("qid"), None
+        _dataset_of(qid, f"{cell.name} {split}, line {line}")
         if qid in rows:
             raise repeated_id(qid, f"the queries of {cell.name}")
-        modality, query = _query(folder, row, instructions)
-        choices = _find_prompts(prompts, qid, modality, cell.target_modality)
-        instruction = fixed_choice(choices, qid) if choices else None
+        modality, query = _read_query(folder, row, instructions)
+        if prompts is not None:
+            instruction = fixed_choice(_find_prompts(prompts, qid, modality, cell.target_modality), qid)
         rows[qid] = {"id": qid, "query": query, "instruction": instruction}
     return list(rows.values())
 
 
-def _query(folder: Path, row: Mapping[str, Any], instructed: bool) -> tuple[str, dict[str, str]]:
+def _read_query(folder: Path, row: Mapping[str, Any], instructed: bool) -> tuple[str, dict[str, str]]:
     """Return the modality and the parts of a query; after an instruction its text is not capitalised, as published."""
-    columns = ("query_modality", "query_txt", "query_img_path")
-    return _parts(folder, row, f"query {row['qid']!r}", columns, capitalise=not instructed)
+    return _read_item(folder, row, f"query {row['qid']!r}", "query_", capitalise=not instructed)
 
 
-def _parts(
-    folder: Path, row: Mapping[str, Any], name: str, columns: tuple[str, str, str], capitalise: bool = True
+def _read_item(
+    folder: Path, row: Mapping[str, Any], name: str, prefix: str = "", capitalise: bool = True
 ) -> tuple[str, dict[str, str]]:
     """Return the modality, the image's path and the text of a row; the file is checked only when it is opened."""
-    modality, text, image = (_field(row, column, name) for column in columns)
-    modality, parts = check_modality(modality, name), {}
+    modality, image = _modality(row.get(f"{prefix}modality"), name), row.get(f"{prefix}img_path")
+    parts = {}
     if "image" in modality:
         if not image:
             raise ItemError(name, f"its modality is {modality}, but its image path is empty")
         parts["image"] = str(path_inside(folder, image, name))
-    text = format_text(text or "", capitalise)
-    if modality == "text" and not text:
-        raise ItemError(name, f"its modality is text, but {columns[1]} is empty")
-    return modality, parts | ({"text": text} if text else {})
+    text = format_text(row.get(f"{prefix}txt") or "", capitalise)
+    if text:
+        parts["text"] = text
+    elif modality == "text":
+        raise ItemError(name, f"its modality is text, but {prefix}txt is empty")
+    return modality, parts
 
 
-def _field(row: Mapping[str, Any], key: str, name: str) -> Any:
-    if key not in row:
-        raise ItemError(name, f"the field {key!r} is missing; there are {', '.join(row)}")
-    return row[key]
-
-
-def _id(row: Mapping[str, Any], key: str, name: str) -> str:
-    value = _field(row, key, name)
-    if not isinstance(value, str):
-        raise ItemError(name, f"{key} is {value!r:.80}; expected a text dataset:number")
-    dataset_of(value)
-    return value
-
-
-def _dids(row: Mapping[str, Any], key: str) -> list[str]:
-    """Return a list of candidate ids, given as strings or as objects with a `did`; positives are required."""
-    name = f"query {row['qid']!r}"
-    entries = _field(row, key, name) or []
-    named = (entry if isinstance(entry, Mapping) else {"did": entry} for entry in entries)
-    dids = [_id(entry, "did", f"{name}, {key}") for entry in named]
-    if not dids and key == "pos_cand_list":
-        raise ItemError(name, "it has no positive candidate")
-    return dids
+def _candidate_ids(row: Mapping[str, Any], key: str) -> list[str]:
+    """Return a list of candidate ids, given as strings or as objects with a `did`."""
+    return [entry["did"] if isinstance(entry, Mapping) else entry for entry in row.get(key) or []]

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from conjoin.data.json_files import JsonLines, json_object
 from conjoin.data.pair_sources import open_source
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
 from conjoin.data.row_checks import check_ids
-from conjoin.data.row_images import PLACEHOLDER, check_placeholders, path_inside, row_item
+from conjoin.data.row_images import PLACEHOLDER, RowImages, check_placeholders, folders_beside, interleave
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
@@ -33,9 +33,7 @@ OOD_VALUES: dict[str, tuple[str, ...]] = {
     "class": ("drink", "table", "phone"),
 }
 """What the out-of-distribution tests hold out (Table 7), in the order in which the authors assign queries."""
-_OOD_FILE = "ood.json"
 _TITLE = re.compile(rf"{PLACEHOLDER}(?:(?!{PLACEHOLDER}).)*?(?=</Product\s*\d+\s*>)", flags=re.DOTALL)
-_FIELDS = ("query", "pos_candidate", "query instruction")
 MODALITY = "image,text"
 """Of every query and product."""
 
@@ -105,19 +103,17 @@ class MeritProducts:
             raise ValueError(f"the product {pid!r} is not among {self}")
         return self._products[self._indices[pid]]
 
-    def image(self, pid: str) -> dict[str, Any]:
-        """Read the undecoded image of a product, `{"bytes", "path"}`.
+    def image(self, pid: str) -> Any:
+        """Read the undecoded image of a product, `{"bytes", "path"}`, or return its path where there are no bytes.
 
         Raises:
             ItemError: It has none, or one outside of the folder.
         """
-        name = f"{self}: the product {pid!r}"
         image: dict[str, Any] = self._images[self._indices[pid]]["image"] or {}
-        if not image.get("bytes"):
-            if not image.get("path"):
-                raise ItemError(name, "it has no image")
-            image["path"] = str(path_inside(self.folder, image["path"], name))
-        return image
+        if image.get("bytes"):
+            return image
+        inside = RowImages(self.folder, folders_beside(self.folder))
+        return inside.resolve(image.get("path"), f"{self}: the product {pid!r}")
 
     def _product(self, row: dict[str, Any], index: int) -> MeritProduct:
         pid = product_id(row["idx"], f"{self}, row {index}")
@@ -127,7 +123,7 @@ class MeritProducts:
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
         text, attributes = (row["attribute"] or "").strip(), None
         for parse in (json.loads, ast.literal_eval):  # the published files have both
-            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            with suppress(ValueError, SyntaxError):
                 attributes = attributes if attributes is not None else parse(text or "{}")
         if not isinstance(attributes, dict):
             raise ItemError(where, f"'attribute' is no object of JSON or Python: {text!r:.80}")
@@ -151,7 +147,6 @@ class MeritQuery:
 
     Attributes:
         id: Its line in the file of queries, from 1; published queries have no id.
-        where: The file and the line, for error messages.
         conditions: The attributes (name to value) that the answer shares with each product of the query, by id.
         positives: Ids of the products that answer it.
         negatives: Ids of products that nearly do; a product that the file lists as both is a positive.
@@ -159,7 +154,6 @@ class MeritQuery:
     """
 
     id: str
-    where: str
     conditions: dict[str, dict[str, Any]]
     positives: tuple[str, ...]
     negatives: tuple[str, ...]
@@ -196,22 +190,24 @@ def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuer
         ValueError: A field is missing or malformed, there is no positive, a positive is a product of the query, or the
             placeholders are not as many as the products. The message starts with file and line.
     """
-    where = f"{str(path)!r}, line {line}"
-    for name in _FIELDS:
-        if name not in row:
-            raise ItemError(where, f"the field {name!r} is missing; there are {', '.join(row)}")
-    conditions = _conditions(row["query"], where)
-    positives = _ids(row["pos_candidate"] or [], f"{where}: pos_candidate")
+    where, query = f"{str(path)!r}, line {line}", row.get("query")
+    if isinstance(query, list):
+        conditions: dict[str, dict[str, Any]] = {pid: {} for pid in _ids(query, f"{where}: query")}
+    elif isinstance(query, Mapping) and all(isinstance(each, Mapping) for each in query.values()):
+        conditions = {product_id(pid, f"{where}: query"): dict(condition) for pid, condition in query.items()}
+    else:
+        expected = "{product id: {attribute: value}} or a list of product ids"
+        raise ItemError(where, f"query must be {expected}, got {query!r:.80}")
+    positives = _ids(row.get("pos_candidate") or [], f"{where}: pos_candidate")
     negatives = _ids(row.get("hard_negative") or [], f"{where}: hard_negative")
-    if not positives:
-        raise ItemError(where, f"the query has no positive; pos_candidate is {row['pos_candidate']!r}")
-    overlap = [pid for pid in positives if pid in conditions]
-    if overlap:
-        raise ItemError(where, f"the positive {overlap[0]!r} is a product of its own query")
+    if not conditions or not positives:
+        raise ItemError(where, "the query has no product or no positive")
+    for pid in conditions.keys() & positives:
+        raise ItemError(where, f"the positive {pid!r} is a product of its own query")
     negatives = tuple(pid for pid in negatives if pid not in positives)
-    instruction = check_text(row["query instruction"], f"{where}: query instruction")
+    instruction = check_text(row.get("query instruction"), f"{where}: query instruction")
     check_placeholders(instruction, len(conditions), where)
-    return MeritQuery(str(line), where, conditions, positives, negatives, instruction)
+    return MeritQuery(str(line), conditions, positives, negatives, instruction)
 
 
 def without_titles(instruction: str) -> str:
@@ -225,7 +221,7 @@ def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
     Raises:
         ValueError: That file is no JSON, or not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.
     """
-    path = Path(folder) / _OOD_FILE
+    path = Path(folder) / "ood.json"
     if not path.is_file():
         return OOD_VALUES
     held_out = json_object(path.read_bytes(), repr(str(path)))
@@ -262,19 +258,6 @@ def is_held_out(product: MeritProduct, kind: str, values: Mapping[str, Iterable[
     return (product.language if kind == "language" else product.kind) in values[kind]
 
 
-def _conditions(query: object, where: str) -> dict[str, dict[str, Any]]:
-    if isinstance(query, list) and query:
-        return {pid: {} for pid in _ids(query, f"{where}: query")}
-    if not isinstance(query, Mapping) or not query or not all(isinstance(each, Mapping) for each in query.values()):
-        expected = "{product id: {attribute: value}} or a list of product ids"
-        raise ItemError(where, f"query must be {expected}, got {query!r:.80}")
-    conditions = {product_id(value, f"{where}: query"): dict(condition) for value, condition in query.items()}
-    for pid, condition in conditions.items():
-        if not condition:
-            raise ItemError(where, f"the condition of product {pid!r} names no attribute")
-    return conditions
-
-
 def _ids(values: object, where: str) -> tuple[str, ...]:
     if not isinstance(values, list):
         raise ItemError(where, f"expected a list of product ids, got {values!r:.80}")
@@ -297,7 +280,7 @@ class MeritItems:
     """
 
     products: MeritProducts
-    captions: dict[str, str] | None = field(default=None, repr=False)
+    captions: dict[str, str] | None = None
     titles: bool = True
 
     def __post_init__(self) -> None:
@@ -364,28 +347,20 @@ class MeritTraining(QueryDataset):
         values = ood_values(folder)
         if ood is not None and ood not in values:
             raise ValueError(f"unknown out-of-distribution test {ood!r}; expected one of {', '.join(values)}")
-        self.lines = JsonLines(query_file(folder, split))
         products = MeritProducts(folder, split)
         self.items = MeritItems(products)
         held_out = {each.id for each in products if ood is not None and is_held_out(each, ood, values)}
-        kept = [query for query in merit_queries(folder, products) if held_out.isdisjoint(query.touched)]
-        if not kept:
-            raise ValueError(f"{str(self.lines.path)!r}: the out-of-distribution test of {ood} leaves no query")
-        self.positives = [query.positives for query in kept]
-        self.sources = ["merit"] * len(kept)
-        self._lines = [int(query.id) for query in kept]
-
-    def query(self, index: int) -> MeritQuery:
-        """Read the query of a row."""
-        line = self._lines[index]
-        return read_query(self.lines[line - 1], self.lines.path, line)
+        self.queries = [query for query in merit_queries(folder, products) if held_out.isdisjoint(query.touched)]
+        if not self.queries:
+            raise ValueError(f"the out-of-distribution test of {ood} leaves no query of {products}")
+        self.positives = [query.positives for query in self.queries]
+        self.sources = ["merit"] * len(self.queries)
 
     def read(self, index: int) -> QueryRow:
         """Read the row of a query; its candidates are products by id."""
-        query = self.query(index)
+        query = self.queries[index]
         row = self.items.query(query)
-        item = row_item({part: row[part] for part in ("image", "text")}, query.where)
-        return QueryRow(query.id, item, query.positives, query.negatives)
+        return QueryRow(query.id, interleave(row["text"], row["image"]), query.positives, query.negatives)
 
     def candidate(self, name: str) -> Candidate:
         """Return a product as a candidate."""
@@ -402,9 +377,11 @@ def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuer
     path, queries = query_file(folder, products.split), []
     for line, row in enumerate(JsonLines(path), start=1):
         query = read_query(row, path, line)
-        unknown = [pid for pid in query.touched if pid not in products]
-        if unknown:
-            raise ItemError(query.where, f"the query names the unknown product {unknown[0]!r}; {products} lack it")
+        for pid in query.touched:
+            if pid not in products:
+                raise ItemError(
+                    f"{str(path)!r}, line {line}", f"the query names the unknown product {pid!r}; {products} lack it"
+                )
         queries.append(query)
     return queries
 

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conjoin.data.json_files import JsonLines
-from conjoin.data.pair_sources import open_table
-from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
+from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_images import path_inside
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
@@ -27,47 +25,36 @@ def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: 
     """Return the file of each subset: `NAME/SPLIT*.parquet` or `.jsonl`; for `test` also `NAME.parquet` or `.jsonl`.
 
     Raises:
-        FileNotFoundError: No such folder, or it has no subset.
+        FileNotFoundError: The folder has no subset.
         ValueError: There is no subset of one of `names`, or a subset has several files.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {str(folder)!r}")
     files: dict[str, Path] = {}
-    patterns = [f"*/{split}*.jsonl", f"*/{split}*.parquet", *(("*.jsonl", "*.parquet") if split == "test" else ())]
-    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+    for path in sorted([*folder.glob(f"*/{split}*"), *(folder.glob("*.*") if split == "test" else ())]):
+        if path.suffix not in (".parquet", ".jsonl"):
+            continue
         name = path.stem if path.parent == folder else path.parent.name
         if name in files:
             raise ValueError(f"the subset {name!r} has several files: {str(files[name])!r} and {str(path)!r}")
         files[name] = path
     if not files:
-        form = f"NAME/{split}-*.parquet" + (", or NAME.jsonl" if split == "test" else "")
-        raise FileNotFoundError(f"{str(folder)!r} has no subset: expected {form}")
-    unknown = sorted(set(names or ()) - set(files))
-    if unknown:
-        raise ValueError(f"no subset {unknown[0]!r} in {str(folder)!r}; there are {sorted(files)}")
+        raise FileNotFoundError(f"{str(folder)!r} has no subset: expected NAME/{split}-*.parquet")
+    for name in names or ():
+        if name not in files:
+            raise ValueError(f"no subset {name!r} in {str(folder)!r}; there are {sorted(files)}")
     return {name: files[name] for name in (names or sorted(files))}
 
 
-def read_subset(path: Path) -> Any:
-    """The rows of a subset by number."""
-    return JsonLines(path) if path.suffix == ".jsonl" else open_table(path)
-
-
 def mmeb_item(text: str | None, image: str | None, images: Path, where: str) -> dict[str, str]:
-    """The text without the image's mark, the image inside the folder `images`, or both.
+    """The text without the image's mark, the path of the image inside the folder `images`, or both.
 
     Raises:
-        FileNotFoundError: There is no such image.
         ItemError: Neither a text nor an image, or a path that leaves the folder.
     """
     words = (text or "").replace(IMAGE_TOKEN, "").strip()
     item = {"text": words} if words else {}
     if image:
-        file = path_inside(images, image, where)
-        if not file.is_file():
-            raise FileNotFoundError(f"{where}: no image {str(file)!r}")
-        item["image"] = str(file)
+        item["image"] = str(path_inside(images, image, where))
     return check_parts(item, where)
 
 
@@ -80,29 +67,28 @@ class MmebTraining(QueryDataset):
 
     Args:
         folder: The root: `NAME/original-*.parquet` for each subset, and the images under the paths of the rows.
-        hard_negatives: 1 takes the negative of a row, if it has one.
+        hard_negatives: 1 adds the negative of a row, if it has one.
         split: `"train"` is the published `"original"`; `"diverse_instruction"` has other instructions.
         datasets: The subsets; all when empty.
 
     Raises:
-        FileNotFoundError: There is no such folder or image, or it has no subset.
-        ValueError: A malformed row (it is named), a `hard_negatives` other than 0 or 1, or an unknown subset.
+        FileNotFoundError: The folder has no subset.
+        ValueError: A malformed row (it is named), a negative `hard_negatives`, or an unknown subset.
     """
 
     def __init__(
         self, folder: str | Path, *, hard_negatives: int = 0, split: str = "train", datasets: Sequence[str] = ()
     ) -> None:
-        super().__init__(hard_negatives, most=1)
+        super().__init__(hard_negatives)
         self.folder = Path(folder)
         self._rows: list[tuple[Any, int]] = []
         for name, path in find_subsets(folder, datasets or None, "original" if split == "train" else split).items():
-            rows = read_subset(path)
+            rows = open_rows(path)
             for index, row in enumerate(rows):
-                missing = [column for column in TRAINING_COLUMNS if column not in row]
-                if missing:
-                    expected = f"expected {', '.join(TRAINING_COLUMNS)}"
-                    raise ItemError(f"{name}, row {index}", f"lacks {', '.join(missing)}; {expected}")
-                self.positives.append((_candidate_id(row, "pos", f"{name}, row {index}"),))
+                where = f"{name}, row {index}"
+                if not set(TRAINING_COLUMNS) <= row.keys():
+                    raise ItemError(where, f"expected {', '.join(TRAINING_COLUMNS)}; got {', '.join(row)}")
+                self.positives.append((_candidate_id(row, "pos", where),))
                 self.sources.append(name)
                 self._rows.append((rows, index))
 

@@ -40,32 +40,25 @@ def load_nli(
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: An unknown part, a missing column (with the nearest name), an empty cell (with its row), another
-            number of negatives, a negative column without negatives, or no row.
+        ValueError: An unknown part, a missing column (with the nearest name), an empty cell (with its row), or another
+            number of negatives.
     """
     chosen = NLI_COLUMNS | dict(columns or {})
     if len(chosen) > len(NLI_COLUMNS):
         raise ValueError(f"unknown part {[*chosen][-1]!r} in columns; expected one of {list(NLI_COLUMNS)}")
     if hard_negatives not in (0, 1):
-        raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or more, at most 1")
+        raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or 1")
     if not hard_negatives:
-        if "negative" in (columns or {}):
-            raise ValueError(f"the negative column {chosen['negative']!r} is named, but hard_negatives=0; set it to 1")
         del chosen["negative"]
     table, _ = open_source(source, split, streaming=False)
     require_columns(chosen.values(), list(table.column_names or ()))
-    texts: dict[str, list[Any]] = {
-        part: [check_text(text or "", f"row {number}, column {column!r}") for number, text in enumerate(table[column])]
-        for part, column in chosen.items()
-    }
-    count = len(texts["query"])
-    if not count:
-        raise ValueError(f"{source!r:.200} is empty: it has no rows")
-    negatives = [[text] for text in texts.pop("negative")] if hard_negatives else [[]] * count
-    listed: dict[str, Any] = {
-        "id": [*map(str, range(count))],
-        **texts,
-        "negatives": negatives,
-        "target_modality": ["text"] * count,
-    }
-    return datasets.Dataset.from_dict(listed, features=NLI_FEATURES)
+    rows: dict[str, list[Any]] = {}
+    for part, column in chosen.items():
+        rows[part] = [
+            check_text(text or "", f"row {row}, column {column!r}") for row, text in enumerate(table[column])
+        ]
+    count = len(rows["query"])
+    rows["id"] = [*map(str, range(count))]
+    rows["negatives"] = [[text] for text in rows.pop("negative")] if hard_negatives else [[]] * count
+    rows["target_modality"] = ["text"] * count
+    return datasets.Dataset.from_dict(rows, features=NLI_FEATURES)

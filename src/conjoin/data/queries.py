@@ -4,13 +4,12 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import datasets
 from torch.utils.data import ConcatDataset
 
 from conjoin.data.columns import require_columns, undecoded
-from conjoin.data.json_files import JsonLines
+from conjoin.data.json_files import JSON_LINES, JsonLines
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
 from conjoin.data.mmeb import MmebTraining
@@ -29,61 +28,59 @@ QUERY_COLUMNS = {
     "query": ("query", "anchor", "question"),
     "positive": ("positive", "positives", "pos", "answer", "answers", "passage", "document"),
     "negative": ("negative", "negatives", "neg", "hard_negative", "hard_negatives"),
+}
+"""Default names of the items, in order of preference. Negatives may also be `NAME_1`, `NAME_2` ..."""
+ITEM_ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
+"""A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
+OTHER_COLUMNS = {
     "instruction": ("instruction",),
     "id": ("id", "query_id", "qid"),
     "positive_id": ("positive_id", "positive_ids"),
     "negative_id": ("negative_id", "negative_ids"),
 }
-"""Default names, in order of preference. Items may also have `NAME_text` and `NAME_image`; negatives, `NAME_1` ..."""
-ITEM_ROLES = ("query", "positive", "negative")
-ITEM_ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
-"""A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
+"""Default names of the other columns."""
 LABELS = ("label", "labels", "score", "scores")
-IMAGE_KEYS = ("image", "images")
 _ABSENT: tuple[Any, ...] = (None, "", [])
 
 
 def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
-    """Choose the columns of each role, for each item its `{"whole"?, "text"?, "image"?}`; `given` comes before names.
+    """Choose the columns of each item, `{"whole"?, "text"?, "image"?}`; `given` comes before the default names.
 
     Args:
         available: All columns.
-        given: Columns by role: a key of `QUERY_COLUMNS`, or `query_text`, `query_image` and so on.
+        given: Columns by role, such as `query`, `query_text` or `query_image`.
 
     Raises:
         ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
     """
-    endings = {role: ITEM_ENDINGS if role in ITEM_ROLES else {"whole": ""} for role in QUERY_COLUMNS}
-    known = [role + ending for role, parts in endings.items() for ending in parts.values()]
+    known = [*OTHER_COLUMNS, *(role + ending for role in QUERY_COLUMNS for ending in ITEM_ENDINGS.values())]
     for role in given:
         if role not in known:
             raise ValueError(f"unknown part {role!r} in columns; expected one of {known}")
     require_columns(given.values(), available)
     chosen = {}
     for role, stems in QUERY_COLUMNS.items():
-        parts = endings[role]
-        items = [{part: given[role + ending] for part, ending in parts.items() if role + ending in given}]
-        if not items[0]:
-            if role == "negative":  # all names, each with its numbered columns in order
-                stems = tuple(each for stem in stems for each in (stem, *_numbered(stem, available)))
-            items = [{part: stem + end for part, end in parts.items() if stem + end in available} for stem in stems]
-        items = [columns for columns in items if columns]
-        chosen[role] = items if role == "negative" else items[:1]
-        if role in ("query", "positive"):
-            if not items:
-                raise ValueError(
-                    f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
-                    f"{', '.join(stems)} (also with _text or _image behind)"
-                )
-            if len(items) > 1:
-                others = ", ".join(repr(column) for columns in items[1:] for column in columns.values())
-                logger.warning("%s is read as the %s, not %s; choose by columns", _names(items[0]), role, others)
-    labels = [name for name in LABELS if name in available and name not in given.values()]
-    if labels and not chosen["negative"]:
-        raise ValueError(
-            f"the column {labels[0]!r} grades pairs; expected rows of a query, its positives and its negatives (of "
-            'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
-        )
+        if role == "negative":  # each name with its numbered columns in order
+            stems = tuple(each for stem in stems for each in (stem, *_numbered(stem, available)))
+        items = [{part: stem + end for part, end in ITEM_ENDINGS.items() if stem + end in available} for stem in stems]
+        named = {part: given[role + end] for part, end in ITEM_ENDINGS.items() if role + end in given}
+        chosen[role] = [named] if named else [columns for columns in items if columns]
+    for role in ("query", "positive"):
+        if not chosen[role]:
+            raise ValueError(
+                f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
+                f"{', '.join(QUERY_COLUMNS[role])} (also with _text or _image behind)"
+            )
+        for columns in chosen[role][1:]:
+            first = _names(chosen[role][0])
+            logger.warning("%s is read as the %s, not %s; choose by columns", first, role, _names(columns))
+        del chosen[role][1:]
+    for name in LABELS:
+        if name in available and name not in given.values() and not chosen["negative"]:
+            raise ValueError(
+                f"the column {name!r} grades pairs; expected rows of a query, its positives and its negatives (of "
+                'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
+            )
     return chosen
 
 
@@ -102,14 +99,13 @@ def _parts(value: Any, name: str) -> dict[str, Any]:
         return {"text": value}
     if isinstance(value, bytes) or (isinstance(value, Mapping) and {"bytes", "path"} == set(value)):
         return {"image": value}
-    if not isinstance(value, Mapping) or not set(value) <= {"text", *IMAGE_KEYS}:
+    if not isinstance(value, Mapping) or not set(value) <= {"text", "image", "images"}:
         wanted = 'a text, an image, or {"text": ..., "image": ...} with one of them or both'
         raise ItemError(name, f"got {value!r:.80}; expected {wanted}")
-    images = [value[key] for key in IMAGE_KEYS if value.get(key) is not None]
-    if len(images) > 1:
-        raise ItemError(name, f"it has both of {' and '.join(IMAGE_KEYS)}; expected one")
-    text = {} if value.get("text") is None else {"text": value["text"]}
-    return check_parts(text | ({"image": images[0]} if images else {}), name)
+    parts = {part: cell for part, cell in value.items() if cell is not None}
+    if {"image", "images"} <= parts.keys():
+        raise ItemError(name, "it has both of image and images; expected one")
+    return check_parts({part.removesuffix("s"): cell for part, cell in parts.items()}, name)
 
 
 class QueryTable(QueryDataset):
@@ -124,7 +120,7 @@ class QueryTable(QueryDataset):
 
     Args:
         source: A JSON-lines, Parquet or CSV file, a dataset of `datasets`, or the id of a dataset on the Hub.
-        columns: Columns by role, where they differ from `QUERY_COLUMNS`.
+        columns: Columns by role, where they differ from `QUERY_COLUMNS` and `OTHER_COLUMNS`.
         split: The split, for sources with several.
         hard_negatives: Number of negatives per row at most; none is repeated.
         instruction: For the rows that have none.
@@ -151,19 +147,22 @@ class QueryTable(QueryDataset):
     ) -> None:
         super().__init__(hard_negatives)
         self.rows, folder = _open(source, split)
-        self.columns = choose_query_columns(_column_names(self.rows), columns or {})
+        available, given = self.rows.column_names, columns or {}
+        self.columns, self.others = choose_query_columns(available, given), dict[str, str]()
+        for role, names in OTHER_COLUMNS.items():
+            found = [name for name in (given.get(role), *names) if name in available]
+            if found:
+                self.others[role] = found[0]
         self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
-        ids, has_negatives = [], False
+        ids = []
         shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
         for index, row in enumerate(shown):
             read = self._read(row, index)
             ids.append(read.id)
-            has_negatives |= bool(read.negatives)
             self.positives.append(tuple(positive.id for positive in read.positives))
-        if self.columns["id"]:
-            check_ids(ids)
+        check_ids(ids)
         self.sources = [name or str(source)[:200]] * len(self.positives)
-        if has_negatives and not hard_negatives:
+        if self.columns["negative"] and not hard_negatives:
             logger.warning("the rows of %.200s have negatives, but hard_negatives=0 leaves them out", source)
 
     def read(self, index: int) -> QueryRow:
@@ -171,36 +170,36 @@ class QueryTable(QueryDataset):
         return self._read(self.rows[index], index)
 
     def _read(self, row: Mapping[str, Any], index: int) -> QueryRow:
-        columns = self.columns
-        plain = [role for role in columns if role not in ITEM_ROLES]
-        cells = {role: [row.get(each["whole"]) for each in columns[role]] for role in plain}
-        row_id = as_name(cells["id"][0]) if cells["id"] else str(index)
+        cells = {role: row.get(column) for role, column in self.others.items()}
+        row_id = as_name(cells.get("id", index))
         if row_id is None:
             raise ItemError(f"row {index}", "the id is missing")
         name = row_name(index, row_id)
         items = {
-            role: [item for each in columns[role] for item in self._items(row, each, f"{name}, {role}")]
-            for role in ITEM_ROLES
+            role: [item for each in columns for item in self._items(row, each, f"{name}, {role}")]
+            for role, columns in self.columns.items()
         }
         if len(items["query"]) != 1:
-            raise ItemError(name, f"{len(items['query'])} queries; expected one, in {_names(columns['query'][0])}")
+            raise ItemError(
+                name, f"{len(items['query'])} queries; expected one, in {_names(self.columns['query'][0])}"
+            )
         if not items["positive"]:
-            raise ItemError(name, f"no positive in {_names(columns['positive'][0])}")
+            raise ItemError(name, f"no positive in {_names(self.columns['positive'][0])}")
         for role in ("positive", "negative"):
-            if cells[f"{role}_id"]:
-                cell, column = cells[f"{role}_id"][0], columns[f"{role}_id"][0]["whole"]
+            if f"{role}_id" in cells:
+                cell = cells[f"{role}_id"]
                 ids = [as_name(each) for each in (cell if isinstance(cell, list) else [cell])]
                 if len(ids) != len(items[role]) or None in ids:
-                    problem = f"{len(items[role])} items, but {column!r} is {cell!r:.80}; expected one id for each"
-                    raise ItemError(f"{name}, {role}", problem)
+                    problem = f"{len(items[role])} items, but {self.others[f'{role}_id']!r} is {cell!r:.80}"
+                    raise ItemError(f"{name}, {role}", f"{problem}; expected one id for each")
                 items[role] = [item._replace(id=str(each)) for item, each in zip(items[role], ids, strict=True)]
-        if items["negative"] and bool(cells["positive_id"]) != bool(cells["negative_id"]):
+        if items["negative"] and ("positive_id" in cells) != ("negative_id" in cells):
             raise ItemError(name, "ids for its positives or for its negatives; expected both or neither")
         same = {positive.id for positive in items["positive"]} & {negative.id for negative in items["negative"]}
         if same:
             raise ItemError(name, f"a negative is also a positive (id {min(same)!r})")
-        instruction = cells["instruction"][0] if cells["instruction"] else None
-        if instruction is not None and not isinstance(instruction, str):
+        instruction = cells.get("instruction")
+        if not isinstance(instruction, str | None):
             raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
         query = items["query"][0].item
         return QueryRow(row_id, query, items["positive"], items["negative"], instruction or self.instruction)
@@ -212,15 +211,12 @@ class QueryTable(QueryDataset):
             ItemError: A cell is no item, or an image or a text cannot be used; the item starts with `name`.
             MissingFileError: The file of an image does not exist.
         """
-        parts = {part: row.get(column) for part, column in columns.items()}
-        whole, parts = parts.pop("whole", None), {part: cell for part, cell in parts.items() if cell not in _ABSENT}
-        if isinstance(whole, list):
-            if parts:
-                others = ", ".join(repr(column) for part, column in columns.items() if part != "whole")
-                raise ItemError(name, f"a list in {columns['whole']!r} beside {others}")
+        parts = {part: row[column] for part, column in columns.items() if row.get(column) not in _ABSENT}
+        whole = parts.pop("whole", None)
+        if isinstance(whole, list) and not parts:
             named = [(f"{name} {index}", each) for index, each in enumerate(whole)]
             return [self._item(_parts(each, own_name), own_name) for own_name, each in named]
-        own = {} if whole in _ABSENT else _parts(whole, name)
+        own = {} if whole is None else _parts(whole, name)
         if both := parts.keys() & own.keys():
             raise ItemError(name, f"both {columns['whole']!r} and another column give its {min(both)}")
         return [self._item(own | parts, name)] if own or parts else []
@@ -266,43 +262,22 @@ class QueryMix(ConcatDataset[dict[str, Any]]):
 def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:
     """Open a table; rows of a JSON-lines file may differ in their types, so they are not read by `datasets`."""
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
-    if path is not None and path.suffix.lower() in (".jsonl", ".ndjson"):
+    if path is not None and path.suffix.lower() in JSON_LINES:
         if split != "train":
             raise SplitError(split, f"the table {str(path)!r}")
         return JsonLines(path), path.parent
     table, folder = open_source(source, split, streaming=False, captions=False)
-    if not isinstance(table, datasets.Dataset):
-        raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
-    if not len(table):
-        raise ValueError(f"{source!r:.200} is empty: it has no rows")
     return undecoded(table), folder
-
-
-def _column_names(rows: Any) -> list[str]:
-    if isinstance(rows, datasets.Dataset):
-        return list(rows.column_names)
-    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _names(columns: Mapping[str, str]) -> str:
     return " or ".join(map(repr, columns.values()))
 
 
-class QueryFormat(NamedTuple):
-    """How to read one format.
-
-    Args:
-        load: Takes `source`, `split`, `hard_negatives` and the options; returns rows for `RetrievalCollator`.
-        options: Fields of the section `data` that only some formats have.
-    """
-
-    load: Callable[..., Any]
-    options: tuple[str, ...] = ()
-
-
-QUERY_FORMATS = {
-    "nli": QueryFormat(load_nli, ("columns",)),
-    "mbeir": QueryFormat(MbeirTraining, ("datasets", "instructions")),
-    "merit": QueryFormat(MeritTraining, ("ood",)),
-    "mmeb": QueryFormat(MmebTraining, ("datasets",)),
+QUERY_FORMATS: dict[str, Callable[..., Any]] = {
+    "nli": load_nli,
+    "mbeir": MbeirTraining,
+    "merit": MeritTraining,
+    "mmeb": MmebTraining,
 }
+"""What reads each published set of queries, as rows for `RetrievalCollator`."""

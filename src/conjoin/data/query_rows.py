@@ -1,10 +1,15 @@
 """Queries with right and wrong candidates: what a reader gives for each, and the training rows drawn from it."""
 
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.utils.data import Dataset
+
+from conjoin.data.columns import undecoded
+from conjoin.data.json_files import JSON_LINES, JsonLines
+from conjoin.data.pair_sources import open_table
 
 
 class Candidate(NamedTuple):
@@ -48,22 +53,20 @@ class QueryDataset(Dataset[dict[str, Any]]):
 
     Args:
         hard_negatives: Negatives of each row. A query with fewer repeats them, one without any has none.
-        most: The most negatives that the data has.
 
     Attributes:
         positives: Ids of all positives of each row, for `RetrievalBatchSampler`.
         sources: The dataset of each row, likewise.
 
     Raises:
-        ValueError: `hard_negatives` is negative, or more than the data has.
+        ValueError: `hard_negatives` is negative.
     """
 
     repeats_negatives: ClassVar[bool] = True
 
-    def __init__(self, hard_negatives: int, most: int | None = None) -> None:
-        if hard_negatives < 0 or (most is not None and hard_negatives > most):
-            limit = "" if most is None else f", at most {most}"
-            raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or more{limit}")
+    def __init__(self, hard_negatives: int) -> None:
+        if hard_negatives < 0:
+            raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or more")
         self.hard_negatives = hard_negatives
         self.positives: list[tuple[Any, ...]] = []
         self.sources: list[Hashable] = []
@@ -83,11 +86,10 @@ class QueryDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.read(index)
         count = self.hard_negatives if self.repeats_negatives else min(self.hard_negatives, len(row.negatives))
-        names = _draw(row.positives, 1) + _draw(row.negatives, count)
-        positive, *negatives = map(self.candidate, names)
+        positive, *negatives = map(self.candidate, _draw(row.positives, 1) + _draw(row.negatives, count))
         instruction = row.instruction
         if callable(instruction):
-            instruction = next(iter(_draw(instruction(positive.modality), 1)), None)
+            (instruction,) = _draw(instruction(positive.modality), 1)
         return {
             "id": row.id,
             "query": row.query,
@@ -100,6 +102,16 @@ class QueryDataset(Dataset[dict[str, Any]]):
             "negative_modalities": [negative.modality for negative in negatives],
             "dataset": self.sources[index],
         }
+
+
+def open_rows(path: Path) -> Any:
+    """Open the rows of a table, by number. JSON lines may differ in their types, so `datasets` does not read them.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The file has no rows, or cannot be read.
+    """
+    return JsonLines(path) if path.suffix.lower() in JSON_LINES else undecoded(open_table(path))
 
 
 def _draw(options: Sequence[Any], count: int) -> list[Any]:

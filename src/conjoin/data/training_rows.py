@@ -1,4 +1,4 @@
-"""Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
+"""Rows as trainers read them: seeded choices, candidate ids, and columns for batching."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -58,26 +58,6 @@ class EpochRows(Dataset[dict[str, Any]]):
         return int(np.random.SeedSequence((self.seed, self.epoch, index)).generate_state(1)[0])
 
 
-class JoinedRows(Dataset[dict[str, Any]]):
-    """Rows with what was precomputed for them, as the field `teacher`.
-
-    Args:
-        rows: Rows with a length and an order.
-        teacher: Of the same rows.
-    """
-
-    def __init__(self, rows: Any, teacher: Any) -> None:
-        if len(rows) != len(teacher):
-            raise ValueError(f"{len(rows)} rows, but what was precomputed is of {len(teacher)}")
-        self.rows, self.teacher = rows, teacher
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.rows[index], "teacher": self.teacher[index]}
-
-
 class QueryRows(EpochRows):
     """Rows of queries and candidates whose random choices (prompt, positive, negatives) are seeded.
 
@@ -132,7 +112,7 @@ def has_order(rows: Any) -> bool:
 
 
 def _innermost(rows: Any) -> Any:
-    return _innermost(rows.rows) if isinstance(rows, EpochRows | JoinedRows) else rows
+    return _innermost(rows.rows) if isinstance(rows, EpochRows) else rows
 
 
 def _column(rows: Any, name: str) -> list[Any] | None:

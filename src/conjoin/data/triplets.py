@@ -7,9 +7,8 @@ from typing import Any
 import datasets
 
 from conjoin.data.columns import require_columns
-from conjoin.data.json_files import JsonLines
-from conjoin.data.pair_sources import open_table
-from conjoin.data.row_checks import as_name, check_ids
+from conjoin.data.query_rows import open_rows
+from conjoin.data.row_checks import as_name, check_ids, row_name
 from conjoin.data.row_images import RowImages, folders_beside
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
@@ -32,31 +31,25 @@ _OPTIONAL = ("id", "variant_image", "variant_text", "kind")
 def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     """Load triplets from a JSON-lines file (or a CSV, or Parquet that holds the images), columns `TRIPLET_FEATURES`.
 
-    Each line is an object with `query_image`, `query_text`, `positive_image`, `positive_text`, `negative_image` and
+    Each row has `query_image`, `query_text`, `positive_image`, `positive_text`, `negative_image` and
     `negative_text`; optionally `id` (the row number otherwise), `variant_image`, `variant_text` and `kind`: the kind
     of negative, for which Precision is also reported by itself. Images are paths relative to the folder of the file,
     or URLs if they are allowed. The image or the text of an item may be null, but not both; an empty cell of a CSV or
     TSV is null.
 
     Raises:
-        FileNotFoundError: The file or a listed image does not exist; the message names line and field.
-        ValueError: A column is missing, an item is empty, a field has the wrong type (line and field are given), an id
+        FileNotFoundError: The file or a listed image does not exist; the message names row and field.
+        ValueError: A column is missing, an item is empty, a field has the wrong type (row and field are given), an id
             occurs twice, or the file has no rows.
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() in (".jsonl", ".ndjson"):
-        rows, unit, first = list(JsonLines(path)), "line", 1
-    else:
-        rows, unit, first = open_table(path).to_list(), "row", 0
-    if not rows:
-        raise ValueError(f"{str(path)!r} has no triplets")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), columns)
+    rows = open_rows(path)
+    require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), rows.column_names)
     images = RowImages(path.parent, folders_beside(path.parent))
     triplets = []
-    for index, row in enumerate(rows, start=first):
-        row_id, kind = as_name(row.get("id")) or str(index - first), row.get("kind")
-        where = f"{unit} {index} (id {row_id!r})"
+    for index, row in enumerate(rows):
+        row_id, kind = as_name(row.get("id")) or str(index), row.get("kind")
+        where = row_name(index, row_id)
         triplet: dict[str, Any] = {"id": row_id, "kind": None if kind is None else check_text(kind, f"{where}, kind")}
         for role in TRIPLET_ROLES:
             image_field, text_field = f"{role}_image", f"{role}_text"

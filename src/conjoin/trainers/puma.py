@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
-from conjoin.data.training_rows import JoinedRows
 from conjoin.hub import check_model
 from conjoin.losses import mac, mac_hard_temperature, self_distillation
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -101,8 +100,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         if self.args.distill_weight and self.args.teacher_cache is None:
             self.teacher = self._freeze(teacher)
         elif self.args.distill_weight:
-            states = self._cached_states(teacher)
-            self.train_dataset.rows = JoinedRows(self.train_dataset.rows, states)  # type: ignore[union-attr]
+            rows: Any = self.train_dataset
+            rows.rows = datasets.concatenate_datasets([rows.rows, self._cached_states(teacher)], axis=1)
 
     def _freeze(self, whole: MllmRetrieverModel | None) -> nn.Module:
         """Return the frozen teacher: the whole un-pruned model, or the list of layers that the student lacks."""
@@ -129,7 +128,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         return teacher.requires_grad_(False).eval().to(self.args.device)
 
     def _cached_states(self, whole: MllmRetrieverModel | None) -> datasets.Dataset:
-        """Return the teacher's states `{"queries": (D,), "positives": (D,)}` of each training row."""
+        """Return the teacher's states `{"teacher_queries": (D,), "teacher_positives": (D,)}` of each training row."""
         rows: Any = getattr(self.train_dataset, "rows", None)
         columns = [name for name in ("query", "positive", "instruction") if name in getattr(rows, "column_names", ())]
         if not columns or any(rows.features[name] != datasets.Value("string") for name in columns):
@@ -158,7 +157,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         column = datasets.List(datasets.Value("float32"), length=config.get_text_config().hidden_size)
         features, size = datasets.Features(dict.fromkeys(TAUGHT, column)), self.args.per_device_eval_batch_size
         folder = str(self.args.teacher_cache)
-        return precompute(texts, compute, folder, key=key, features=features, batch_size=size, args=self.args)
+        states = precompute(texts, compute, folder, key=key, features=features, batch_size=size, args=self.args)
+        return states.rename_columns({part: f"teacher_{part}" for part in TAUGHT})
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the cached states of the teacher, where rows have them."""
@@ -303,5 +303,5 @@ class PumaStage2Trainer(QueryCandidateTrainer):
 
 def _collate_states(collator: Callable[[Any], dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a batch with the teacher's states `teacher_queries` `(N, D)` ... where rows have them."""
-    parts = TAUGHT if "teacher" in rows[0] else ()
-    return collator(rows) | {f"teacher_{part}": torch.stack([row["teacher"][part] for row in rows]) for part in parts}
+    names = [f"teacher_{part}" for part in TAUGHT if f"teacher_{part}" in rows[0]]
+    return collator(rows) | {name: torch.tensor([row[name] for row in rows]) for name in names}

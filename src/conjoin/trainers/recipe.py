@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -230,7 +231,7 @@ class DataArguments:
         self.dataset_mixture = _parsed(self.dataset_mixture, "dataset_mixture")
         options = {"pairs": {"columns", "dataset_streaming", "on_error"}}
         options["queries"] = {"columns", "hard_negatives", "instruction"}
-        options |= {name: {"hard_negatives", *each.options} for name, each in QUERY_FORMATS.items()}
+        options |= {name: vars(self).keys() & signature(load).parameters for name, load in QUERY_FORMATS.items()}
         if self.dataset_format not in options:
             raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(options)}")
         if self.shuffle_window < 1:
@@ -253,15 +254,10 @@ class DataArguments:
             skipped: Where the rows of streams that cannot be used are listed; None to log them.
 
         Raises:
-            ValueError: Several sources of pairs are not streamed, two have one name, or M-BEIR is to evaluate.
+            ValueError: Several sources of pairs are not streamed, or two have one name.
         """
         evaluation = None
         if self.dataset_test_name is not None or self.dataset_test_split is not None:
-            if self.dataset_format == "mbeir":  # `MbeirTraining.positives` are digests, no ids to match
-                raise ValueError(
-                    "rows of format mbeir are evaluated after training, by `conjoin evaluate --benchmark mbeir`; "
-                    "remove dataset_test_name and dataset_test_split"
-                )
             if self.dataset_mixture and self.dataset_test_name is None:
                 raise ValueError(
                     f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
@@ -316,9 +312,9 @@ class DataArguments:
             )
         if self.has_queries:
             values = vars(self) | {"columns": columns, "datasets": tuple(self.datasets)}
-            kind = QUERY_FORMATS[self.dataset_format]
-            options = {name: values[name] for name in kind.options}
-            return kind.load(path, split=split, hard_negatives=self.hard_negatives, **options)
+            load = QUERY_FORMATS[self.dataset_format]
+            options = {name: values[name] for name in values.keys() & signature(load).parameters}
+            return load(path, split=split, **options)
         unknown = sorted(columns.keys() - {*PAIR_ROLES})
         if unknown:
             raise ValueError(f"columns: unknown roles {unknown}; expected some of {', '.join(PAIR_ROLES)}")

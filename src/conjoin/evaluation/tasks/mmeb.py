@@ -35,15 +35,16 @@ def mmeb_cells(options: MmebOptions) -> list[Cell]:
     its text. A target of several rows is encoded once. What equals the right target of a row is not among the others.
 
     Raises:
-        FileNotFoundError: As `find_subsets`, or a missing image.
+        FileNotFoundError: As `find_subsets`.
         ValueError: As `find_subsets`, or a malformed row; the message names file and row.
     """
-    from conjoin.data.mmeb import find_subsets, mmeb_item, mmeb_modality, read_subset
+    from conjoin.data.mmeb import find_subsets, mmeb_item, mmeb_modality
+    from conjoin.data.query_rows import open_rows
 
     images, cells = Path(options.images or options.data), []
     for name, path in find_subsets(options.data, options.subsets).items():
         queries, targets, pools = [], dict[tuple[str, str], str](), dict[str, list[str]]()
-        for number, row in enumerate(read_subset(path)):
+        for number, row in enumerate(open_rows(path)):
             id_ = f"{path.parent.name}/{path.name}, row {number}"
             lists = [row.get(name) for name in COLUMNS[2:]]
             is_whole = set(COLUMNS) <= set(row) and all(isinstance(each, list) for each in lists)
