@@ -162,12 +162,12 @@ def test_a_split_may_have_its_own_local_pool(root):
     ("rows", "message"),
     [
         ([candidate("2:1"), candidate("2:1")], "the id '2:1' occurs twice"),
-        ([candidate("2-1")], "id '2-1' is not dataset:number"),
+        ([candidate("2-1")], "did '2-1' is not dataset:number"),
         ([candidate("2:1", modality="audio")], "candidate '2:1': unknown modality 'audio'"),
         ([candidate("2:1", img_path=None)], "candidate '2:1': its modality is image,text, but its image path is"),
         ([candidate("2:1", modality="text", txt=" ")], "candidate '2:1': its modality is text, but txt is empty"),
         ([{"did": "2:1", "txt": "x", "img_path": None}], "candidate '2:1': unknown modality None"),
-        ([{"txt": "x"}], "line 1: id None is not dataset:number"),
+        ([{"txt": "x"}], "line 1: did None is not dataset:number"),
         ([], "is empty: it has no rows"),
     ],
 )
@@ -187,7 +187,7 @@ def test_bad_candidates_are_named(root, rows, message):
             "'0:3': its modality is image, but its im",
         ),
         ({"query_txt": ""}, "query '2:1': its modality is text, but query_txt is empty"),
-        ({"qid": "99:1"}, "id '99:1' is not dataset:number with a dataset below 10"),
+        ({"qid": "99:1"}, "qid '99:1' is not dataset:number with a dataset below 10"),
         ({"qid": "3:1"}, "query '3:1': there is no instruction for dataset 3, text -> image,text"),
     ],
 )

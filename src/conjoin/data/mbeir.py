@@ -155,7 +155,7 @@ def load_instructions(folder: str | Path) -> Instructions:
 
 def _find_prompts(instructions: Instructions, qid: str, query: str, target: str) -> list[str]:
     """Return the prompts of a query by its modality and that of its target."""
-    dataset = _dataset_of(qid, "query")
+    dataset = int(qid[0])
     if (dataset, query, target) not in instructions:
         raise ItemError(f"query {qid!r}", f"there is no instruction for dataset {dataset}, {query} -> {target}")
     return instructions[dataset, query, target]
@@ -181,12 +181,12 @@ def _modality(value: Any, name: str) -> str:
     return _MODALITIES[value]
 
 
-def _dataset_of(id_: Any, name: str) -> int:
-    """Return the dataset of an id of a query or a candidate; an error starts with `name`."""
-    match = re.fullmatch(r"([0-9]):[0-9]+", id_) if isinstance(id_, str) else None
-    if match is None:
-        raise ItemError(name, f"id {id_!r:.80} is not dataset:number with a dataset below {len(MBEIR_DATASETS)}")
-    return int(match[1])
+def _id(row: Mapping[str, Any], key: str, name: str) -> str:
+    """Return the id of a query or a candidate, whose first character is its dataset; an error starts with `name`."""
+    value = row.get(key)
+    if not isinstance(value, str) or not re.fullmatch("[0-9]:[0-9]+", value):
+        raise ItemError(name, f"{key} {value!r:.80} is not dataset:number with a dataset below {len(MBEIR_DATASETS)}")
+    return value
 
 
 class MbeirCandidates:
@@ -207,8 +207,7 @@ class MbeirCandidates:
         self.folder, self.lines = Path(folder), JsonLines(path)
         self._places: dict[str, int] = {}
         for place, row in enumerate(self.lines):
-            did = row.get("did")
-            _dataset_of(did, f"{str(path)!r}, line {place + 1}")
+            did = _id(row, "did", f"{str(path)!r}, line {place + 1}")
             if did in self._places:
                 raise repeated_id(did, repr(str(path)))
             self._places[did] = place
@@ -272,10 +271,11 @@ class MbeirTraining(QueryDataset):
         self.candidates = MbeirCandidates(self.folder, pool_file(self.folder, None, "train"))
         self._places: list[int] = []
         for place, row in enumerate(self.lines):
-            source = MBEIR_DATASETS[_dataset_of(row.get("qid"), f"{str(self.lines.path)!r}, line {place + 1}")]
+            qid = _id(row, "qid", f"{str(self.lines.path)!r}, line {place + 1}")
+            source = MBEIR_DATASETS[int(qid[0])]
             if datasets and source not in datasets:
                 continue
-            name, positives = f"query {row['qid']!r}", _candidate_ids(row, "pos_cand_list")
+            name, positives = f"query {qid!r}", _candidate_ids(row, "pos_cand_list")
             if not positives:
                 raise ItemError(name, "it has no positive candidate")
             for did in positives + (_candidate_ids(row, "neg_cand_list") if hard_negatives else []):
@@ -316,8 +316,7 @@ def mbeir_queries(
     prompts = load_instructions(folder) if instructions else None
     rows: dict[str, dict[str, Any]] = {}
     for line, row in enumerate(JsonLines(query_file(folder, cell, split)), start=1):
-        qid, instruction = row.get("qid"), None
-        _dataset_of(qid, f"{cell.name} {split}, line {line}")
+        qid, instruction = _id(row, "qid", f"{cell.name} {split}, line {line}"), None
         if qid in rows:
             raise repeated_id(qid, f"the queries of {cell.name}")
         modality, query = _read_query(folder, row, instructions)

@@ -150,7 +150,7 @@ class QueryTable(QueryDataset):
         available, given = self.rows.column_names, columns or {}
         self.columns, self.others = choose_query_columns(available, given), dict[str, str]()
         for role, names in OTHER_COLUMNS.items():
-            found = [name for name in (given.get(role), *names) if name in available]
+            found = [name for name in (given.get(role, ""), *names) if name in available]
             if found:
                 self.others[role] = found[0]
         self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
