@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, ImageSequence, UnidentifiedImageError
 from torch import Tensor
 from transformers import BatchFeature
 
@@ -37,8 +37,6 @@ MAX_HEIGHT, MAX_PIXELS = 2048, 2**24
 """Images of a concatenation have at most this height; it has at most this many pixels (48 MiB)."""
 DATA_URIS = ("data:image/", "data:video/")
 """How encoded pictures begin; a video is one of an unknown format."""
-_ORIENTATION = 0x0112
-"""The EXIF tag of the orientation; 1 is upright."""
 read_url: Callable[[str, str], bytes] | None = None
 """Returns what is at a URL, for the item of a name. The package `conjoin` sets it; without it URLs are refused."""
 
@@ -61,14 +59,17 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
     if isinstance(source, Mapping):
         data, path = source.get("bytes"), source.get("path")
         prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
-        source = path if data is None and not isinstance(path, Mapping) else data
+        source = path if data is None else data
     if isinstance(source, str) and source.startswith(DATA_URIS):
         source = decode_base64(source.partition(",")[2], name)
     elif isinstance(source, str | os.PathLike):
         prefix = f"image {os.fspath(source)!r}: "
-        source = _read_file(str(source), name, prefix)
     try:
+        if isinstance(source, str | os.PathLike):
+            source = _read_file(str(source), name, prefix)
         return _decode(source, least_side)
+    except ItemError:
+        raise
     except UnidentifiedImageError as error:
         raise ItemError(name, f"{prefix}cannot read the image: {len(source)} bytes of an unknown format") from error
     except Exception as error:  # on damaged files decoders raise SyntaxError, struct.error, IndexError and others
@@ -76,10 +77,21 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         raise ItemError(name, f"{prefix}cannot read the image: {problem}") from error
 
 
+def _read_file(path: str, name: str, prefix: str) -> bytes:
+    if is_url(path):
+        if read_url is None:
+            raise ItemError(name, f"{prefix}this code fetches nothing; pass the image itself")
+        return read_url(path, name)
+    if not os.path.isfile(path):
+        raise MissingFileError(name, f"{prefix}no such file")
+    if (size := os.path.getsize(path)) > MAX_IMAGE_BYTES:
+        raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
+    return Path(path).read_bytes()
+
+
 def _decode(source: Any, least_side: int | None) -> Image.Image:  # noqa: ANN401
-    image: Image.Image
     if isinstance(source, bytes):
-        image = Image.open(io.BytesIO(source))
+        image: Image.Image = Image.open(io.BytesIO(source))
     elif isinstance(source, np.ndarray | Tensor):
         image = array_to_image(source)
     elif isinstance(source, Image.Image):
@@ -153,58 +165,34 @@ def to_rgb(image: Image.Image) -> Image.Image:
     float greyscale is scaled to 8 bits rather than clipped.
     """
     if "fp" in vars(image):  # it has its file; a copy, or an image from another process, holds one frame and no file
-        _seek_first(image)
-    profile = image.info.get("icc_profile")
-    upright = image.getexif().get(_ORIENTATION, 1) == 1
-    if image.mode == "RGB" and not image.has_transparency_data and upright and not profile:
-        image.load()
-        return image
-    image = ImageOps.exif_transpose(image)
+        for frame in ImageSequence.Iterator(image):
+            if not frame.has_transparency_data or frame.convert("RGBA").getchannel("A").getbbox():
+                break  # the image stays at this frame
+    image.load()
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):
         return _to_8_bit(image).convert("RGB")
     if not image.has_transparency_data:
-        return _to_srgb(image.convert("RGB") if image.mode == "P" else image, profile)
+        return _to_srgb(image.convert("RGB") if image.mode == "P" else image)
     image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
-    alpha = image.getchannel("A")
-    if profile:
-        image = _to_srgb(image.convert("RGB"), profile)
-        image.putalpha(alpha)
-    opacity, white = np.asarray(alpha), _on(image, "white")
+    alpha, colours = image.getchannel("A"), _to_srgb(image.convert("RGB"))
+    opacity, white = np.asarray(alpha), Image.composite(colours, Image.new("RGB", image.size, "white"), alpha)
     if opacity.min() < 255 and opacity.any() and np.asarray(white).min() >= _NEARLY_WHITE:
-        return _on(image, "black")
+        return Image.composite(colours, Image.new("RGB", image.size, "black"), alpha)
     return white
 
 
-def _on(image: Image.Image, colour: str) -> Image.Image:
-    """Return a transparent image on a background."""
-    canvas = Image.new("RGBA", image.size, colour)
-    canvas.alpha_composite(image)
-    return canvas.convert("RGB")
-
-
-def _seek_first(image: Image.Image) -> None:
-    """Go to the first frame that is not wholly transparent; to the first one if all are."""
-    image.seek(0)
-    frame = 0
+def _to_srgb(image: Image.Image) -> Image.Image:
+    """Convert an image to sRGB; without a colour profile that can be read, its colours are taken as they are."""
     try:
-        while image.has_transparency_data and not np.asarray(image.convert("RGBA").getchannel("A")).any():
-            frame += 1
-            image.seek(frame)
-    except EOFError:
-        image.seek(0)
-
-
-def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """Convert an image with a colour profile to sRGB; one whose profile cannot be read is taken as it is."""
-    if profile:
-        try:
-            own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            if "sRGB" not in ImageCms.getProfileDescription(own):
-                srgb = ImageCms.createProfile("sRGB")
-                return ImageCms.profileToProfile(image, own, srgb, outputMode="RGB") or image.convert("RGB")
-        except (ImageCms.PyCMSError, OSError, ValueError):
-            pass
-    return image.convert("RGB")
+        own = ImageCms.ImageCmsProfile(io.BytesIO(image.info.get("icc_profile") or b""))
+        if "sRGB" not in ImageCms.getProfileDescription(own):
+            srgb = ImageCms.createProfile("sRGB")
+            return ImageCms.profileToProfile(image, own, srgb, outputMode="RGB") or image
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        pass
+    return image if image.mode == "RGB" else image.convert("RGB")  # a large picture is not copied
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -235,10 +223,7 @@ def array_to_image(array: np.ndarray | Tensor) -> Image.Image:
     """
     values: Any = array
     if isinstance(array, Tensor):
-        try:
-            values = (array.float() if array.is_floating_point() else array).numpy(force=True)
-        except (TypeError, RuntimeError) as error:  # sparse, or without values
-            raise ValueError(f"cannot read a tensor as an image ({error})") from error
+        values = (array.float() if array.is_floating_point() else array).numpy(force=True)
     dims = (0, 2) if isinstance(array, Tensor) else (2, 0)
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)
@@ -258,21 +243,6 @@ def decode_base64(text: str, name: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
         raise ItemError(name, f"the image is not valid base64 ({error})") from error
-
-
-def _read_file(path: str, name: str, prefix: str) -> bytes:
-    if is_url(path):
-        if read_url is None:
-            raise ItemError(name, f"{prefix}this code fetches nothing; pass the image itself")
-        return read_url(path, name)
-    if not os.path.isfile(path):
-        raise MissingFileError(name, f"{prefix}no such file")
-    if (size := os.path.getsize(path)) > MAX_IMAGE_BYTES:
-        raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ItemError(name, f"{prefix}cannot read the file ({error})") from error
 
 
 def is_url(source: object) -> bool:

@@ -37,11 +37,6 @@ class Prompt(NamedTuple):
     parts: tuple[str | None, ...]
     instruction: str | None = None
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether it has both."""
-        return None in self.parts and {*self.parts} != {None}
-
     def view(self, image: bool) -> "Prompt":
         """The images alone, or the texts alone."""
         return self._replace(parts=tuple(part for part in self.parts if (part is None) == image))
@@ -164,18 +159,23 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         """
         check_list(items)
         names = item_names(len(items), ids)
-        images, prompts = [], []
+        limit = None
+        if truncation not in (False, "do_not_truncate"):
+            longest, chosen = self.tokenizer.model_max_length, self.max_length if max_length is None else max_length
+            limit = longest if chosen is None else min(chosen, longest)
+        images, texts, written = [], [], []
         for value, own, name in zip(items, instructions_of(instruction, len(items)), names, strict=True):
             parts = parse_item(value, name, self._read_image, self.input_type).parts
             contents = check_parts([part for part in parts if not isinstance(part, SystemText)], name)
             images.append([part for part in contents if isinstance(part, Picture)])
-            texts = tuple(None if isinstance(part, Picture) else part for part in contents)
             system = [part for part in parts if isinstance(part, SystemText)]
-            prompts.append(Prompt(texts, self._instruction(system, own, name)))
-        written = self._write(prompts, images, names, max_length, truncation not in (False, "do_not_truncate"))
+            shown = tuple(None if isinstance(part, Picture) else part for part in contents)
+            prompt = Prompt(shown, self._instruction(system, own, name))
+            texts.append({*shown} != {None})
+            written.append(self._write(prompt, [picture.tokens for picture in images[-1]], limit, name))
         batch = self._pad(written)
         batch |= pad_pixels(images, batch["input_ids"].shape[1])
-        has = {"image": [bool(some) for some in images], "text": [{*prompt.parts} != {None} for prompt in prompts]}
+        has = {"image": [bool(some) for some in images], "text": texts}
         if not all(any(flags) for flags in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
         masks = {f"{name}_mask": torch.tensor(flags) for name, flags in has.items() if not all(flags)}
@@ -247,97 +247,67 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         first, last = ("", "") if bos and text.startswith(bos) else self._ends
         return f"{first}{text}{last}"
 
-    def _tokenize(self, prompts: Sequence[Prompt]) -> list[list[list[int]]]:
-        """Return for each prompt the token ids before, between and after its images.
+    def _tokenize(self, prompt: Prompt) -> list[list[int]]:
+        """Return the token ids of a prompt before, between and after its images.
 
         They are those that the tokenizer gives for the whole prompt, except that special tokens that occur in an
         item's text are read as ordinary words, as `sanitize_control_tokens` of transformers does.
         """
-        split = [self.render(prompt).split(_MARK) for prompt in prompts]  # every second part was marked
-        plain = iter(self._token_ids([part for parts in split for part in parts[::2]]))
-        marked = [part[::-1] for parts in split for part in parts[1::2]]
-        words = iter(self._token_ids(marked, split_special_tokens=True))
         placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        tokenized = []
-        for parts in split:
-            gaps: list[list[int]] = [[]]
-            for index in range(len(parts)):
-                for token in next(words if index % 2 else plain):
-                    if token == placeholder:
-                        gaps.append([])
-                    else:
-                        gaps[-1].append(token)
-            tokenized.append(gaps)
-        return tokenized
-
-    def _token_ids(self, texts: list[str], **options: bool) -> list[list[int]]:
-        return self.tokenizer(texts, add_special_tokens=False, verbose=False, **options)["input_ids"] if texts else []
-
-    def _write(
-        self,
-        prompts: list[Prompt],
-        images: Sequence[Sequence[Picture]],
-        names: Sequence[str],
-        max_length: int | None,
-        truncation: bool,
-    ) -> list[list[Piece]]:
-        """Return the pieces of each item's prompt, and of its other views if it has images and texts.
-
-        Raises:
-            ItemError: What cannot be truncated exceeds `max_length`.
-        """
-        if truncation and self.max_text_length is not None:
-            for index, prompt in enumerate(prompts):
-                for place, part in enumerate(prompt.parts):
-                    if part is not None and len(f"{prompt.instruction or ''}  {part}".encode()) > self.max_text_length:
-                        prompts[index] = self._cut(prompts[index], place, limit=self.max_text_length)
-        ids = self._tokenize(prompts)
-        if truncation:
-            longest, chosen = self.tokenizer.model_max_length, self.max_length if max_length is None else max_length
-            limit = longest if chosen is None else min(chosen, longest)
-            for index, pictures in enumerate(images):
-                room = limit - sum(picture.tokens for picture in pictures)
-                if sum(map(len, ids[index])) > room:
-                    prompts[index], ids[index] = self._shorten(prompts[index], room, limit, names[index])
-        mixed = [prompt for prompt in prompts if prompt.is_mixed]
-        of_images, of_texts = (iter(self._tokenize([each.view(image) for each in mixed])) for image in (True, False))
-        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        written = []
-        for prompt, gaps, pictures in zip(prompts, ids, images, strict=True):
-            shown = [[placeholder] * picture.tokens for picture in pictures] + [[]]
-            if not prompt.is_mixed:
-                written.append(
-                    [Piece([*gap, *image], ("image", "text", "fused")) for gap, image in zip(gaps, shown, strict=True)]
-                )
-                continue
-            pieces = []  # the prompts of the whole item and of its images share the image tokens
-            for gap, alone, image in zip(gaps, next(of_images), shown, strict=True):
-                if gap == alone:
-                    pieces.append(Piece([*gap, *image], ("image", "fused")))
+        gaps: list[list[int]] = [[]]
+        for index, text in enumerate(self.render(prompt).split(_MARK)):
+            is_marked = index % 2 == 1
+            text = text[::-1] if is_marked else text
+            options = {"add_special_tokens": False, "split_special_tokens": is_marked, "verbose": False}
+            for token in self.tokenizer(text, **options)["input_ids"]:
+                if token == placeholder:
+                    gaps.append([])
                 else:
-                    pieces += [Piece(gap, ("fused",)), Piece(alone, ("image",)), Piece(image, ("image", "fused"))]
-            written.append([*pieces, Piece(next(of_texts)[0], ("text",))])
-        return written
+                    gaps[-1].append(token)
+        return gaps
 
-    def _shorten(self, prompt: Prompt, room: int, limit: int, name: str) -> tuple[Prompt, list[list[int]]]:
-        """Truncate texts, the last first, until the prompt has at most `room` tokens beside its images.
+    def _write(self, prompt: Prompt, images: Sequence[int], limit: int | None, name: str) -> list[Piece]:
+        """Return the pieces of an item's prompt, and of its other views if it has images and texts.
+
+        Each text is truncated to `max_text_length`; then texts, the last first, until the prompt fits.
+
+        Args:
+            prompt: What it is written from.
+            images: The number of tokens of each image.
+            limit: Longest prompt in tokens; None truncates nothing.
+            name: Of the item.
 
         Raises:
             ItemError: What cannot be truncated exceeds `limit`.
         """
-        (ids,) = self._tokenize([prompt])
-        over = sum(map(len, ids)) - room
+        if limit is not None and self.max_text_length is not None:
+            for index in range(len(prompt.parts)):
+                prompt = self._cut(prompt, index, limit=self.max_text_length)
+        ids = self._tokenize(prompt)
+        over = 0 if limit is None else sum(images) + sum(map(len, ids)) - limit
         for index in reversed(range(len(prompt.parts))):
             while over > 0 and (shorter := self._cut(prompt, index, over=over)) is not prompt:
-                prompt, (ids,) = shorter, self._tokenize([shorter])
-                over = sum(map(len, ids)) - room
-        if over > 0:
+                over -= sum(map(len, ids))
+                prompt, ids = shorter, self._tokenize(shorter)
+                over += sum(map(len, ids))
+        if limit is not None and over > 0:
             raise ItemError(
                 name,
                 f"images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}, and "
                 "they cannot be truncated; lower max_pixels, pass fewer images or raise max_length",
             )
-        return prompt, ids
+        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        shown = [[placeholder] * count for count in images] + [[]]
+        if not images or {*prompt.parts} == {None}:
+            return [Piece([*gap, *image], ("image", "text", "fused")) for gap, image in zip(ids, shown, strict=True)]
+        pieces = []  # the prompts of the whole item and of its images share the image tokens
+        for gap, alone, image in zip(ids, self._tokenize(prompt.view(image=True)), shown, strict=True):
+            if gap == alone:
+                pieces.append(Piece([*gap, *image], ("image", "fused")))
+            else:
+                pieces += [Piece(gap, ("fused",)), Piece(alone, ("image",)), Piece(image, ("image", "fused"))]
+        (texts,) = self._tokenize(prompt.view(image=False))
+        return [*pieces, Piece(texts, ("text",))]
 
     def _cut(self, prompt: Prompt, index: int, limit: int | None = None, over: int = 0) -> Prompt:
         """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token.
