@@ -164,7 +164,7 @@ def test_unusable_calls(processor, arguments, message):
     ("option", "message"),
     [
         ({"text_padding": "left"}, 'text_padding=\'left\'; expected "longest" or "max_length"'),
-        ({"input_type": "avg"}, 'input_type=\'avg\'; a processor takes "seq" or "cat"; "avg" averages'),
+        ({"input_type": "avg"}, 'input_type=\'avg\'; a processor takes "seq" or "cat", load_encoder also "avg"'),
     ],
 )
 def test_unknown_options(tiny_checkpoints, option, message):

@@ -22,6 +22,3 @@ class ItemError(ValueError):
 
 class MissingFileError(ItemError, FileNotFoundError):
     """The file of an item's image does not exist."""
-
-
-__all__ = ["ItemError", "MissingFileError"]

@@ -56,18 +56,34 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         ValueError: Unreadable, truncated, or beyond `MAX_IMAGE_BYTES`, `MAX_IMAGE_PIXELS` or `MAX_ASPECT_RATIO`.
     """
     prefix = ""
-    if isinstance(source, Mapping):
-        data, path = source.get("bytes"), source.get("path")
-        prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
-        source = path if data is None else data
-    if isinstance(source, str) and source.startswith(DATA_URIS):
-        source = decode_base64(source.partition(",")[2], name)
-    elif isinstance(source, str | os.PathLike):
-        prefix = f"image {os.fspath(source)!r}: "
     try:
-        if isinstance(source, str | os.PathLike):
+        if isinstance(source, Mapping):
+            data, path = source.get("bytes"), source.get("path")
+            prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
+            source = path if data is None else data
+        if isinstance(source, str) and source.startswith(DATA_URIS):
+            source = decode_base64(source.partition(",")[2], name)
+        elif isinstance(source, str | os.PathLike):
+            prefix = f"image {os.fspath(source)!r}: "
             source = _read_file(str(source), name, prefix)
-        return _decode(source, least_side)
+        if isinstance(source, bytes):
+            image: Image.Image = Image.open(io.BytesIO(source))
+        elif isinstance(source, np.ndarray | Tensor):
+            image = array_to_image(source)
+        elif isinstance(source, Image.Image):
+            image = source
+        else:
+            expected = "a PIL image, an array, a path, a URL or bytes"
+            raise ValueError(f"{describe(source)} is not an image; expected {expected}")
+        short, long = sorted(image.size)
+        if short == 0 or short * long > MAX_IMAGE_PIXELS or long > MAX_ASPECT_RATIO * short:
+            limits = f"1 to {MAX_IMAGE_PIXELS} pixels and an aspect ratio up to {MAX_ASPECT_RATIO}"
+            raise ValueError(f"{image.width} x {image.height} pixels; expected {limits}")
+        if image.format == "EPS":
+            raise ValueError("PostScript (EPS) is a program")
+        if least_side is not None and isinstance(source, bytes):
+            image.draft(None, (least_side, least_side))
+        return to_rgb(image)
     except ItemError:
         raise
     except UnidentifiedImageError as error:
@@ -87,26 +103,6 @@ def _read_file(path: str, name: str, prefix: str) -> bytes:
     if (size := os.path.getsize(path)) > MAX_IMAGE_BYTES:
         raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
     return Path(path).read_bytes()
-
-
-def _decode(source: Any, least_side: int | None) -> Image.Image:  # noqa: ANN401
-    if isinstance(source, bytes):
-        image: Image.Image = Image.open(io.BytesIO(source))
-    elif isinstance(source, np.ndarray | Tensor):
-        image = array_to_image(source)
-    elif isinstance(source, Image.Image):
-        image = source
-    else:
-        raise ValueError(f"{describe(source)} is not an image; expected a PIL image, an array, a path, a URL or bytes")
-    short, long = sorted(image.size)
-    if short == 0 or short * long > MAX_IMAGE_PIXELS or long > MAX_ASPECT_RATIO * short:
-        limits = f"1 to {MAX_IMAGE_PIXELS} pixels and an aspect ratio up to {MAX_ASPECT_RATIO}"
-        raise ValueError(f"{image.width} x {image.height} pixels; expected {limits}")
-    if image.format == "EPS":
-        raise ValueError("PostScript (EPS) is a program")
-    if least_side is not None and isinstance(source, bytes):
-        image.draft(None, (least_side, least_side))
-    return to_rgb(image)
 
 
 def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:  # noqa: ANN401

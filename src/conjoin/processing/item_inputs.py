@@ -9,17 +9,15 @@ Every saved checkpoint contains this file, so it imports nothing of this package
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
-from transformers.utils import logging
 
 from .item_error import ItemError, MissingFileError
 from .item_images import DATA_URIS, MAX_HEIGHT, concatenate_images, decode_base64, describe, is_url, load_image
 
-logger = logging.get_logger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
 """How the names of image files end, of the common formats."""
 PICTURE_SUFFIXES = (
@@ -35,7 +33,6 @@ _EXPECTED = (
     '{"role": ..., "content": ...} or a list of chat messages'
 )
 _EXPECTED_PART = 'expected type "text", or type "image" with "image", "url", "path" or "base64"'
-Parts = TypeVar("Parts", list[Any], dict[str, Any])
 
 
 class Item(NamedTuple):
@@ -148,7 +145,7 @@ def as_one_picture(parts: list[Any], name: str) -> list[Any]:
     return [*system, ImageSource(picture), *([" ".join(texts)] if texts else [])]
 
 
-def check_parts(parts: Parts, name: str) -> Parts:
+def check_parts(parts: Any, name: str) -> Any:  # noqa: ANN401 - a list or a mapping
     """Return the parts of an item, if it has any.
 
     Raises:
@@ -201,7 +198,6 @@ def _names_an_image(text: str, name: str) -> bool:
         return True
     if len(text.split(maxsplit=1)) == 1:
         raise MissingFileError(name, f'no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
-    logger.warning_once('texts that end like a picture file are embedded as texts; for a file, pass {"image": ...}')
     return False
 
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchFeature
 from transformers.utils import logging
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from .item_error import ItemError
 from .item_images import load_image, process_image
-from .item_inputs import SystemText, check_list, check_parts, check_text, item_names, parse_item
+from .item_inputs import Item, SystemText, check_parts, check_text, item_names, parse_items
 from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin, check_processor_type, instructions_of
 
 logger = logging.get_logger(__name__)
@@ -31,22 +30,13 @@ class Picture(NamedTuple):
     tokens: int
 
 
-class Prompt(NamedTuple):
-    """What a prompt is written from: the texts of an item and, as None, its images, in order."""
-
-    parts: tuple[str | None, ...]
-    instruction: str | None = None
-
-    def view(self, image: bool) -> "Prompt":
-        """The images alone, or the texts alone."""
-        return self._replace(parts=tuple(part for part in self.parts if (part is None) == image))
-
-
 class Piece(NamedTuple):
-    """A part of a prompt: token ids, and the views of the item that contain it."""
+    """A part of a prompt: token ids, and whether the item's prompt, its images' and its texts' contain it."""
 
     ids: list[int]
-    views: tuple[str, ...]
+    fused: bool = False
+    image: bool = False
+    text: bool = False
 
 
 class MllmRetrieverProcessor(SentenceFilesMixin):
@@ -119,8 +109,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         for token in (image_token, ret_token):
             if token is not None and token not in tokenizer.get_vocab():
                 raise ValueError(
-                    f"{token!r} is not a token of this tokenizer ({len(tokenizer)} tokens): was it changed? "
-                    "MllmRetrieverProcessor.from_mllm makes a matching one"
+                    f"{token!r} is not a token of this tokenizer ({len(tokenizer)} tokens): was it changed?"
                 )
 
     def __call__(
@@ -157,29 +146,29 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             TypeError: `items` is a single item rather than a list.
             ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
-        check_list(items)
-        names = item_names(len(items), ids)
+        parsed = parse_items(items, ids, self._read_image, self.input_type)
         limit = None
         if truncation not in (False, "do_not_truncate"):
             longest, chosen = self.tokenizer.model_max_length, self.max_length if max_length is None else max_length
             limit = longest if chosen is None else min(chosen, longest)
-        images, texts, written = [], [], []
-        for value, own, name in zip(items, instructions_of(instruction, len(items)), names, strict=True):
-            parts = parse_item(value, name, self._read_image, self.input_type).parts
-            contents = check_parts([part for part in parts if not isinstance(part, SystemText)], name)
-            images.append([part for part in contents if isinstance(part, Picture)])
-            system = [part for part in parts if isinstance(part, SystemText)]
-            shown = tuple(None if isinstance(part, Picture) else part for part in contents)
-            prompt = Prompt(shown, self._instruction(system, own, name))
-            texts.append({*shown} != {None})
-            written.append(self._write(prompt, [picture.tokens for picture in images[-1]], limit, name))
-        batch = self._pad(written)
-        batch |= pad_pixels(images, batch["input_ids"].shape[1])
-        has = {"image": [bool(some) for some in images], "text": texts}
-        if not all(any(flags) for flags in has.values()):  # one modality: its view is the whole item
-            return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
-        masks = {f"{name}_mask": torch.tensor(flags) for name, flags in has.items() if not all(flags)}
-        return BatchFeature(batch | masks)
+        contents, written = [], []
+        instructions, names = instructions_of(instruction, len(items)), item_names(len(items), ids)
+        for item, own, name in zip(parsed, instructions, names, strict=True):
+            system = [part for part in item.parts if isinstance(part, SystemText)]
+            parts = check_parts([part for part in item.parts if not isinstance(part, SystemText)], name)
+            contents.append(Item(tuple(parts)))
+            written.append(self._write(contents[-1], self._instruction(system, own, name), limit, name))
+        rows = [[(token, *piece[1:]) for piece in pieces for token in piece.ids] for pieces in written]
+        padded = pad_sequence([torch.tensor(row) for row in rows], True, padding_side=self.tokenizer.padding_side)
+        token_ids, whole, of_images, of_texts = padded.unbind(2)
+        token_ids = token_ids.masked_fill(~padded[..., 1:].any(2), self.tokenizer.pad_token_id or 0)
+        images, texts = [item.images for item in contents], [item.texts for item in contents]
+        batch = {"input_ids": token_ids, "attention_mask": whole} | pad_pixels(images, padded.shape[1])
+        if any(images) and any(texts):  # else the view of the one modality is the whole item
+            batch |= {"image_view_mask": of_images, "text_view_mask": of_texts}
+            masks = {"image_mask": [*map(bool, images)], "text_mask": [*map(bool, texts)]}
+            batch |= {name: torch.tensor(mask) for name, mask in masks.items() if not all(mask)}
+        return BatchFeature(batch)
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""
@@ -203,8 +192,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             return (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or None
         return " ".join(text.strip() for text in texts) or None
 
-    def render(self, prompt: Prompt) -> str:
-        """Return the text that the chat template writes of a prompt, with one placeholder for each image.
+    def render(self, item: Item, instruction: str | None = None) -> str:
+        """Return the text that the chat template writes of an item, with one placeholder for each image.
 
         An instruction is the system message, the item is the user's message. If the tokenizer names tokens that
         surround an image, they are added, as InternVL's processor does; for a published embedder also those that the
@@ -216,46 +205,45 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         pattern = "|".join(map(re.escape, sorted([*special, self.image_token], key=len, reverse=True)))
 
-        def content(part: str | None) -> dict[str, str]:
-            if part is None:
+        def content(part: Any) -> dict[str, str]:  # noqa: ANN401
+            if not isinstance(part, str):
                 return {"type": "image"}
             words = re.sub(pattern, lambda token: f"{_MARK}{token[0][::-1]}{_MARK}", part.replace(_MARK, ""))
             return {"type": "text", "text": words}
 
-        messages = [{"role": "user", "content": [content(part) for part in prompt.parts]}]
-        if prompt.instruction is not None:
-            messages.insert(0, {"role": "system", "content": [content(prompt.instruction)]})
+        messages = [{"role": "user", "content": [content(part) for part in item.parts]}]
+        if instruction is not None:
+            messages.insert(0, {"role": "system", "content": [content(instruction)]})
         variables: dict[str, Any] = {"ret_token": self.ret_token, "empty_text": "embed"}
         if self.sentence_files is not None:
             kwargs = self.sentence_files.get(TRANSFORMER, {}).get("processing_kwargs", {})
             variables = kwargs.get("chat_template", {})
-        named = self.tokenizer.special_tokens_map
         try:
-            rendered: Any = render_jinja_template(
-                [messages], chat_template=str(self.chat_template), **(named | variables)
-            )[0]
+            text: str = self.tokenizer.apply_chat_template(
+                messages, chat_template=str(self.chat_template), tokenize=False, **variables
+            )
         except Exception as error:  # a template can raise any
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template of {self.tokenizer.name_or_path!r} fails: {problem}") from error
-        text: str = rendered[0]
-        shown, count = text.count(self.image_token), prompt.parts.count(None)
+        shown, count = text.count(self.image_token), len(item.images)
         if shown != count:
             raise ValueError(f"the chat template shows {shown} of {count} images: {text[:200]!r}")
+        named = self.tokenizer.special_tokens_map
         shown_image = f"{named.get('start_image_token', '')}{self.image_token}{named.get('end_image_token', '')}"
         text = text.replace(self.image_token, shown_image)
         bos = self.tokenizer.bos_token  # a text that begins with it is whole, as the library's processors take it
         first, last = ("", "") if bos and text.startswith(bos) else self._ends
         return f"{first}{text}{last}"
 
-    def _tokenize(self, prompt: Prompt) -> list[list[int]]:
-        """Return the token ids of a prompt before, between and after its images.
+    def _tokenize(self, item: Item, instruction: str | None) -> list[list[int]]:
+        """Return the token ids of an item's prompt before, between and after its images.
 
         They are those that the tokenizer gives for the whole prompt, except that special tokens that occur in an
         item's text are read as ordinary words, as `sanitize_control_tokens` of transformers does.
         """
         placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
         gaps: list[list[int]] = [[]]
-        for index, text in enumerate(self.render(prompt).split(_MARK)):
+        for index, text in enumerate(self.render(item, instruction).split(_MARK)):
             is_marked = index % 2 == 1
             text = text[::-1] if is_marked else text
             options = {"add_special_tokens": False, "split_special_tokens": is_marked, "verbose": False}
@@ -266,14 +254,14 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
                     gaps[-1].append(token)
         return gaps
 
-    def _write(self, prompt: Prompt, images: Sequence[int], limit: int | None, name: str) -> list[Piece]:
+    def _write(self, item: Item, instruction: str | None, limit: int | None, name: str) -> list[Piece]:
         """Return the pieces of an item's prompt, and of its other views if it has images and texts.
 
         Each text is truncated to `max_text_length`; then texts, the last first, until the prompt fits.
 
         Args:
-            prompt: What it is written from.
-            images: The number of tokens of each image.
+            item: Its texts and, as `Picture`, its images.
+            instruction: What to search for.
             limit: Longest prompt in tokens; None truncates nothing.
             name: Of the item.
 
@@ -281,14 +269,14 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             ItemError: What cannot be truncated exceeds `limit`.
         """
         if limit is not None and self.max_text_length is not None:
-            for index in range(len(prompt.parts)):
-                prompt = self._cut(prompt, index, limit=self.max_text_length)
-        ids = self._tokenize(prompt)
-        over = 0 if limit is None else sum(images) + sum(map(len, ids)) - limit
-        for index in reversed(range(len(prompt.parts))):
-            while over > 0 and (shorter := self._cut(prompt, index, over=over)) is not prompt:
+            for index in range(len(item.parts)):
+                item = self._cut(item, instruction, index, limit=self.max_text_length)
+        ids = self._tokenize(item, instruction)
+        over = 0 if limit is None else sum(image.tokens for image in item.images) + sum(map(len, ids)) - limit
+        for index in reversed(range(len(item.parts))):
+            while over > 0 and (shorter := self._cut(item, instruction, index, over=over)) is not item:
                 over -= sum(map(len, ids))
-                prompt, ids = shorter, self._tokenize(shorter)
+                item, ids = shorter, self._tokenize(shorter, instruction)
                 over += sum(map(len, ids))
         if limit is not None and over > 0:
             raise ItemError(
@@ -297,49 +285,38 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
                 "they cannot be truncated; lower max_pixels, pass fewer images or raise max_length",
             )
         placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        shown = [[placeholder] * count for count in images] + [[]]
-        if not images or {*prompt.parts} == {None}:
-            return [Piece([*gap, *image], ("image", "text", "fused")) for gap, image in zip(ids, shown, strict=True)]
+        shown = [[placeholder] * image.tokens for image in item.images] + [[]]
+        if not item.images or not item.texts:
+            return [Piece([*gap, *image], True, True, True) for gap, image in zip(ids, shown, strict=True)]
         pieces = []  # the prompts of the whole item and of its images share the image tokens
-        for gap, alone, image in zip(ids, self._tokenize(prompt.view(image=True)), shown, strict=True):
+        of_images = self._tokenize(Item(tuple(item.images)), instruction)
+        for gap, alone, image in zip(ids, of_images, shown, strict=True):
             if gap == alone:
-                pieces.append(Piece([*gap, *image], ("image", "fused")))
+                pieces.append(Piece(gap, fused=True, image=True))
             else:
-                pieces += [Piece(gap, ("fused",)), Piece(alone, ("image",)), Piece(image, ("image", "fused"))]
-        (texts,) = self._tokenize(prompt.view(image=False))
-        return [*pieces, Piece(texts, ("text",))]
+                pieces += [Piece(gap, fused=True), Piece(alone, image=True)]
+            pieces.append(Piece(image, fused=True, image=True))
+        (of_texts,) = self._tokenize(Item(tuple(item.texts)), instruction)
+        return [*pieces, Piece(of_texts, text=True)]
 
-    def _cut(self, prompt: Prompt, index: int, limit: int | None = None, over: int = 0) -> Prompt:
+    def _cut(self, item: Item, instruction: str | None, index: int, limit: int | None = None, over: int = 0) -> Item:
         """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token.
 
         The instruction counts as a part of the first text, but for published embedders.
         """
-        text = prompt.parts[index]
-        if text is None:
-            return prompt
-        is_first = {*prompt.parts[:index]} <= {None} and self.sentence_files is None
-        before = f"{prompt.instruction} " if prompt.instruction is not None and is_first else ""
+        text = item.parts[index]
+        if not isinstance(text, str):
+            return item
+        is_first = not Item(item.parts[:index]).texts and self.sentence_files is None
+        before = f"{instruction} " if instruction is not None and is_first else ""
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         spans = self.tokenizer(before + text, return_offsets_mapping=True, **options)["offset_mapping"]
         kept = max(1, len(spans) - over if limit is None else limit)
         if kept >= len(spans):
-            return prompt
+            return item
         logger.warning_once("texts are cut to fit max_length or max_text_length tokens")
         end = max(min(spans[kept - 1][1], spans[kept][0]) - len(before), 1)
-        parts = (*prompt.parts[:index], text[:end], *prompt.parts[index + 1 :])
-        return prompt if end >= len(text) else prompt._replace(parts=parts)
-
-    def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
-        """Return ids `(N, T)`, padded on the tokenizer's padding side, and the mask of each view."""
-        rows = {"input_ids": [[token for piece in prompt for token in piece.ids] for prompt in prompts]}
-        for name, view in (("attention_mask", "fused"), ("image_view_mask", "image"), ("text_view_mask", "text")):
-            rows[name] = [[int(view in piece.views) for piece in prompt for _ in piece.ids] for prompt in prompts]
-        padding = {"input_ids": self.tokenizer.pad_token_id or 0}
-        side = self.tokenizer.padding_side
-        return {
-            name: pad_sequence(list(map(torch.tensor, values)), True, padding.get(name, 0), padding_side=side)
-            for name, values in rows.items()
-        }
+        return item if end >= len(text) else Item((*item.parts[:index], text[:end], *item.parts[index + 1 :]))
 
 
 def _ends(tokenizer: Any) -> tuple[str, str]:  # noqa: ANN401

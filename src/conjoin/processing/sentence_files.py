@@ -105,8 +105,7 @@ def check_processor_type(input_type: str) -> str:
         ValueError: It is not `"seq"` or `"cat"`.
     """
     if input_type not in ("seq", "cat"):
-        average = '"avg" averages embeddings, so only an encoder (load_encoder) takes it'
-        raise ValueError(f'input_type={input_type!r}; a processor takes "seq" or "cat"; {average}')
+        raise ValueError(f'input_type={input_type!r}; a processor takes "seq" or "cat", load_encoder also "avg"')
     return input_type
 
 

@@ -23,7 +23,7 @@ from conjoin.models.mllm_retriever.prompt_rows import move_to_front
 from conjoin.models.mllm_retriever.pruned_checkpoint import INDEX, SINGLE, fetch_small_files
 from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.processing_mllm import Prompt
+from conjoin.processing.item_inputs import Item
 from conjoin.trainers.queries import QueryCandidateConfig, QueryCandidateTrainer, query_info_nce
 
 HEAD = "lm_head.weight"
@@ -287,7 +287,7 @@ class PromptFrame(NamedTuple):
         tokenizer = processor.tokenizer
         starts, ends = [], []
         for parts in (("...",), (None, "...")):
-            before, _, after = processor.render(Prompt(parts)).partition("...")
+            before, _, after = processor.render(Item(parts)).partition("...")
             starts.append(count(before.rstrip(" ")))
             ends.append(count(after) - count("\n"))
         texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
