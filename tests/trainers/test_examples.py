@@ -119,7 +119,17 @@ def test_train_embedder_and_compress(rows):
     assert load_model(rows / "small/layers-2")[0].config.keep_layers == 2 and "compress.html" in printed
 
 
+def test_index_and_search(rows, tiny_checkpoints):
+    words = ["--model", tiny_checkpoints["clip"], "--data", rows / "pairs", "--out", rows / "collection", "--k", 3]
+    printed = start(
+        "index_and_search.py", *words, "--queries", "a text", rows / "pairs/row5.png", "--where", "id != 'row4.png'"
+    )
+    lines = printed.splitlines()
+    assert lines[:5:4] == ["a text", str(rows / "pairs/row5.png")] and lines[5].split() == ["1.000", "row5.png"]
+    assert len(lines) == 8 and "row4.png" not in printed
+
+
 def test_examples_are_short():
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     for path in EXAMPLES:
         assert len(path.read_text().splitlines()) <= 60, path
