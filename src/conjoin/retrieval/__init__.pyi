@@ -1,6 +1,10 @@
 from conjoin.constants import INDEX_KINDS as INDEX_KINDS
 from conjoin.retrieval.collection import Changes as Changes, Collection as Collection, Skipped as Skipped
-from conjoin.retrieval.encode import encode_collection as encode_collection, launched_processes as launched_processes
+from conjoin.retrieval.encode import (
+    EncodeOptions as EncodeOptions,
+    encode_collection as encode_collection,
+    launched_processes as launched_processes,
+)
 from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
 from conjoin.retrieval.load import load_encoder as load_encoder
@@ -11,11 +15,7 @@ from conjoin.retrieval.mining.mine import (
     parse_miners as parse_miners,
 )
 from conjoin.retrieval.mining.negatives import MinedNegatives as MinedNegatives, load_mined as load_mined
-from conjoin.retrieval.options import (
-    ComputeOptions as ComputeOptions,
-    EncodeOptions as EncodeOptions,
-    MiningOptions as MiningOptions,
-)
+from conjoin.retrieval.options import ComputeOptions as ComputeOptions, MiningOptions as MiningOptions
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.search import (
     Searchable as Searchable,

@@ -1,19 +1,20 @@
 """From rows to a collection: the first run, its resumption, an update and a sync are one algorithm.
 
-The ids and digests of the table say which rows are new and which changed. Those are encoded; `add` writes the new ones
-and `merge_insert("id")` the changed ones, and the tag `published` moves at the end. Rows are encoded in chunks of
-fixed size, so a vector does not depend on where an earlier run stopped.
+A chunk of rows is read, and looked up by ids and digests in the table. The rows that are new or changed are encoded;
+`add` writes the new ones and `merge_insert("id")` the changed ones. At the end the rows that are gone are deleted, and
+the tag `published` moves. Chunks have a fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
-import gc
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain, islice
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import datasets
 import numpy as np
@@ -25,47 +26,83 @@ from accelerate.utils import gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
-from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, check_on_error, id_keys
+from conjoin.constants import DTYPES
+from conjoin.data.columns import undecoded
+from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, UniqueIds, check_on_error, id_keys, repeated_id
+from conjoin.data.row_images import row_item
+from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Changes, Collection
 from conjoin.retrieval.collection_table import (
     ITEM_DIGEST,
+    OWN_COLUMNS,
     PICTURE,
     ROW_DIGEST,
     TEXT,
     VECTOR,
     committing,
     create_table,
+    id_conditions,
     local_folder,
     open_newest,
     open_table,
     publish,
     published_version,
     read_metadata,
+    reading,
     vector_field,
     write_metadata,
     writing,
 )
-from conjoin.retrieval.encode_rows import (
-    Encoded,
-    KnownRows,
-    Record,
-    Row,
-    cast_to_schema,
-    encode_rows,
-    read_chunks,
-    to_table,
-)
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.options import EncodeOptions
-from conjoin.storage import differences
+from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.retrieval.vectors import check_vectors
+from conjoin.storage import differences, item_digest, row_digest
 
-logger = logging.getLogger(__name__)
 BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
 _LONGEST_WAIT = timedelta(days=30)
 """How long a process waits for another one, which may have far slower rows."""
+
+Row = Mapping[str, Any]
+Record = dict[str, Any]
+"""A row as the table holds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeOptions:
+    """How rows become a collection.
+
+    Args:
+        sync: Remove the rows of the collection that are not among those given.
+        prompt: Given to the model with every row, in place of its own prompt for documents.
+        prompt_name: The name of one of the model's prompts, likewise.
+        role: What the rows are: `"document"`, or `"query"` for queries whose vectors are stored.
+        dtype: Type of the stored numbers, `"float32"` or `"float16"`.
+        on_error: `"skip"` leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
+            `problem` (see `load_pairs`); `Collection.skipped` lists them, and they are removed if they were there.
+        keep_pictures: Also store a JPEG thumbnail of each row's picture, at most this many pixels wide and high.
+        settings: What else the vectors are made from (plain values, as JSON holds them); recorded, and compared.
+
+    Raises:
+        ValueError: An unknown `dtype` or `on_error`.
+    """
+
+    sync: bool = False
+    prompt: str | None = None
+    prompt_name: str | None = None
+    role: Literal["query", "document"] = "document"
+    dtype: str = "float32"
+    on_error: str = "raise"
+    keep_pictures: int | None = None
+    settings: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_on_error(self.on_error)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; expected 'float32' or 'float16'")
 
 
 def encode_collection(
@@ -102,42 +139,91 @@ def encode_collection(
         KeyboardInterrupt: Ctrl-C; the message says how many rows are kept.
     """
     chosen = EncodeOptions(**options)
-    check_on_error(chosen.on_error)
-    is_first, wait = True, lambda: None
-    if processes is not None:
-        is_first, wait = processes.process_index == 0, processes.wait_for_everyone
-    changes = None
-    total = len(rows) if isinstance(rows, Sized) else None
-    bar = progress(total=total, unit="row", desc="encoding", show=show_progress and is_first)
-    with _imports_frozen(), bar:
-        if is_first:
-            with writing(uri), CollectionWriter(uri, encoder, chosen, kept_types(rows)) as writer:
-                wait()
-                for encoded in _encoded(rows, writer.known, encoder, chosen, processes):
-                    writer.add(encoded)
-                    bar.update(len(encoded.records) + encoded.unchanged + len(encoded.skipped))
-                changes = writer.finish()
-        else:
-            wait()  # until the first one found that it may write
-            for _ in _encoded(rows, open_known(uri), encoder, chosen, processes):
-                pass
+    changes, wait = None, (lambda: None) if processes is None else processes.wait_for_everyone
+
+    def encoded(known: KnownRows) -> Iterator[Encoded]:
+        wait()
+        yield from _encoded(rows, known, encoder, chosen, processes)
+
+    if processes is None or processes.process_index == 0:
+        changes = write_rows(encoded, rows, encoder, uri, chosen, show_progress)
+    else:
+        wait()  # until the first one found that it may write
+        for _ in _encoded(rows, KnownRows(uri), encoder, chosen, processes):
+            pass
     wait()
     collection = Collection(uri)
     collection.changes = changes
     return collection
 
 
-@contextmanager
-def _imports_frozen() -> Iterator[None]:
-    """Let the garbage collector pass over what exists now: its looks at all libraries' objects take 10 µs a row."""
-    is_frozen = gc.get_freeze_count() > 0
-    if not is_frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if not is_frozen:
-            gc.unfreeze()
+def launched_processes() -> PartialState | None:
+    """Connect to the other processes of `accelerate launch` or `torchrun`; None if this process was started alone.
+
+    They meet over the CPU (gloo), whatever device each encodes on.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) <= 1:
+        return None
+    return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT)
+
+
+class KnownRows:
+    """The rows that the table at an address has at first, by 64-bit digests of their ids, in 16 bytes each.
+
+    Attributes:
+        keys: Digests of the ids, ascending.
+        seen: The ids that the data had so far.
+    """
+
+    def __init__(self, uri: str | Path) -> None:
+        self.uri, self.seen = uri, UniqueIds()
+        self._table: Any = None
+        keys, digests = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)]
+        with suppress(FileNotFoundError):
+            self._table = open_table(uri, writes=True)
+        with reading(uri):
+            for batch in () if self._table is None else self._table.search().select(["id", ROW_DIGEST]).to_batches():
+                keys.append(id_keys(batch["id"].to_pylist()))
+                digests.append(batch[ROW_DIGEST].to_numpy())
+        self.keys, self._digests = np.concatenate(keys), np.concatenate(digests)
+        order = np.argsort(self.keys)
+        self.keys, self._digests = self.keys[order], self._digests[order]
+
+    def digests(self, ids: Sequence[str]) -> np.ndarray:
+        """The row digests `(N,)` that the table has of some ids; -1 of those that it has not."""
+        if not len(self.keys):
+            return np.full(len(ids), -1)
+        keys = id_keys(ids)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[at] == keys, self._digests[at], -1)
+
+    def vectors(self, digests: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """The vectors of the ids whose rows in the table have the given item digests."""
+        found: dict[str, np.ndarray] = {}
+        for where in id_conditions(list(digests)):
+            with reading(self.uri):
+                stored = self._table.search().where(where).select(["id", ITEM_DIGEST, VECTOR]).to_arrow()
+            same = (row for row in stored.to_pylist() if row[ITEM_DIGEST] == digests[row["id"]])
+            found |= {row["id"]: np.array(row[VECTOR], dtype=np.float32) for row in same}
+        return found
+
+
+class Encoded(NamedTuple):
+    """Some rows of a chunk.
+
+    Attributes:
+        records: The new and the changed ones, with their numbers in the data.
+        encoded: How many of them went through the model.
+        unchanged: How many rows are in the table as they are in the data.
+        skipped: Those that cannot be used.
+        several: Whether an item has several images.
+    """
+
+    records: Sequence[tuple[int, Record]]
+    encoded: int
+    unchanged: int = 0
+    skipped: Sequence[Skipped] = ()
+    several: bool = False
 
 
 def _encoded(
@@ -148,44 +234,159 @@ def _encoded(
     Raises:
         ValueError: As `encode_collection`; or the processes did not read the same rows.
     """
-    rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
+    rank, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     size = BATCHES_AT_ONCE * encoder.batch_size
-    chunks = read_chunks(rows, size * world_size)
-    while True:
-        start, ids, chunk = next(chunks, (0, [], []))
-        known.see(ids, start)
-        own = slice(rank * size, (rank + 1) * size)
+    own = slice(rank * size, (rank + 1) * size)
+    for start, ids, chunk in chain(read_chunks(rows, size * count, known.seen), [(0, [], [])]):
         parts = encode_rows(start + own.start, ids[own], chunk[own], known, encoder, options)
-        if world_size == 1:
-            yield from parts if ids else ()
-        else:
-            read = start, len(ids), int(np.bitwise_xor.reduce(id_keys(ids)))
-            reports = gather_object([(read, [*parts] if ids else [])])
-            for other, (read_there, encoded) in enumerate(reports):
-                if read_there != read:
-                    raise ValueError(
-                        f"process {other} read other rows than process {rank} after row {start}: all must read the "
-                        "same rows in the same order"
-                    )
-                yield from encoded
-        if not ids:
-            return
+        if processes is None:
+            yield from parts
+            continue
+        read = start, len(ids), int(np.bitwise_xor.reduce(id_keys(ids)))
+        for other, (read_there, encoded) in enumerate(gather_object([(read, [*parts])])):
+            if read_there != read:
+                raise ValueError(
+                    f"process {other} read other rows than process {rank} after row {start}: all must read the same "
+                    "rows in the same order"
+                )
+            yield from encoded
 
 
-def kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
-    """The types of the kept columns, where the source knows them."""
-    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
-    kept = (features or {}).get("metadata")
-    schema = datasets.Features(kept).arrow_schema if isinstance(kept, dict) else ()
-    return {field.name: field.type for field in schema if not pa.types.is_null(field.type)}
+def read_chunks(rows: Iterable[Row], size: int, seen: UniqueIds) -> Iterator[tuple[int, list[str], list[Row]]]:
+    """The number of the first row, the ids and the rows of each chunk; images stay undecoded where that is possible.
+
+    Raises:
+        ItemError: A row is no mapping, or its id is no text and no whole number, or in `seen`.
+    """
+    batches: Iterator[list[Row]]
+    if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        if "id" not in (rows.column_names or ["id"]):
+            raise ValueError(f'the dataset has no column "id", it has {rows.column_names}')
+        columns = undecoded(rows).iter(size)
+        batches = ([dict(zip(each, row, strict=True)) for row in zip(*each.values(), strict=True)] for each in columns)
+    else:
+        iterator = iter(rows)
+        batches = iter(lambda: list(islice(iterator, size)), [])
+    start = 0
+    for batch in batches:
+        ids = []
+        for number, row in enumerate(batch, start):
+            if not isinstance(row, Mapping):
+                raise ItemError(
+                    f"row {number}", f'expected a mapping with "id" and "image" and/or "text", got {row!r:.80}'
+                )
+            id_ = row.get("id")
+            if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
+                raise ItemError(
+                    f"row {number}", f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})"
+                )
+            ids.append(check_unicode(str(id_), f"row {number}"))
+        repeated = seen.add(id_keys(ids))
+        if repeated.any():
+            index = int(repeated.argmax())
+            raise repeated_id(ids[index], f"row {start + index}")
+        yield start, ids, batch
+        start += len(batch)
 
 
-def open_known(uri: str | Path) -> KnownRows:
-    """The rows of a table that another process writes; none if there is no table."""
-    try:
-        return KnownRows(uri, open_table(uri))
-    except FileNotFoundError:
-        return KnownRows(uri, None)
+def encode_rows(
+    start: int, ids: Sequence[str], rows: Sequence[Row], known: KnownRows, encoder: ItemEncoder, options: EncodeOptions
+) -> Iterator[Encoded]:
+    """Encode the rows of a chunk that are new or changed: first what needs no model, then batch by batch.
+
+    Args:
+        start: The number of the first row in the data.
+        ids: Of the rows.
+        rows: The rows.
+        known: The rows of the table.
+        encoder: Computes the vectors.
+        options: How.
+
+    Raises:
+        ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
+    """
+    changed: dict[int, Record] = {}  # what the table will hold of them, less the vector
+    items: dict[int, Any] = {}
+    skipped: list[Skipped] = []
+    several = False
+
+    def skip(index: int, error: Exception) -> None:
+        if options.on_error == "raise":
+            raise error
+        skipped.append(Skipped(None, start + index, ids[index], str(error)))
+
+    def record(index: int, vector: np.ndarray) -> tuple[int, Record]:
+        picture = {}
+        if options.keep_pictures and rows[index].get("image") is not None:
+            picture[PICTURE] = make_thumbnail(rows[index]["image"], options.keep_pictures, f"item {ids[index]!r}")
+        return start + index, changed[index] | picture | {VECTOR: vector}
+
+    digests = known.digests(ids)
+    unchanged = 0
+    for index, row in enumerate(rows):
+        name = f"item {ids[index]!r}"
+        if row.get("problem") is not None:
+            skip(index, ValueError(str(row["problem"])))
+            continue
+        try:
+            parts = check_parts({key: row[key] for key in ("image", "text") if row.get(key) is not None}, name)
+            image = parts.get("image")
+            several |= isinstance(image, list) and sum(each is not None for each in image) > 1
+            digest = row_digest({**parts, "metadata": row.get("metadata") or {}})
+            if digest == digests[index]:
+                unchanged += 1
+                continue
+            items[index] = row_item(parts, name)
+            values = {"id": ids[index], ITEM_DIGEST: item_digest(parts), ROW_DIGEST: digest, **_kept_values(row, name)}
+            changed[index] = values | ({} if image is None else {"image": _image_paths(image) or None})
+        except (OSError, ValueError) as error:
+            skip(index, error if isinstance(error, ItemError) else ItemError(name, str(error)))
+    stored = known.vectors(
+        {ids[index]: values[ITEM_DIGEST] for index, values in changed.items() if digests[index] >= 0}
+    )
+    moved = [record(index, stored[ids[index]]) for index in changed if ids[index] in stored]
+    yield Encoded(moved, 0, unchanged, skipped[:], several)
+    skipped.clear()
+    order = [index for index in changed if ids[index] not in stored]
+    batches = encoder.encode_batches(
+        [items[index] for index in order],
+        [ids[index] for index in order],
+        role=options.role,
+        prompt=options.prompt,
+        prompt_name=options.prompt_name,
+        on_unusable=lambda position, error: skip(order[position], error),
+    )
+    for _, usable, vectors in batches if order else ():
+        records = [record(order[position], vector) for position, vector in zip(usable, vectors, strict=True)]
+        yield Encoded(records, len(records), 0, skipped[:])
+        skipped.clear()
+
+
+def _image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
+    """The paths or URLs of an image or of several; images without one, such as bytes, are left out."""
+    several = image if isinstance(image, list | tuple) else [image]
+    named = [single.get("path") if isinstance(single, Mapping) else single for single in several]
+    paths = [str(path) for path in named if isinstance(path, str | os.PathLike) and path]
+    return [path for path in paths if not path.startswith("data:")]
+
+
+def _kept_values(row: Row, name: str) -> dict[str, Any]:
+    """The text of a row and its `"metadata"`.
+
+    Raises:
+        ItemError: `"metadata"` is no mapping from names, or has a name that no column can have.
+    """
+    text = {TEXT: row[TEXT]} if isinstance(row.get(TEXT), str) else {}
+    kept = row.get("metadata") or {}
+    if not isinstance(kept, Mapping) or not all(isinstance(column, str) and column for column in kept):
+        raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
+    for column in kept:
+        if column in (*OWN_COLUMNS, "image", *text) or column.startswith("_") or {*column} & {".", "`"}:
+            own = f"{', '.join((*OWN_COLUMNS, 'image'))} and names with _ at first are the collection's own"
+            raise ItemError(
+                name, f'"metadata" holds {column!r}, which cannot be a column: {own}, "." and "`" mean more'
+            )
+    return text | dict(kept)
 
 
 def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, Any]:
@@ -203,165 +404,197 @@ def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, An
     }
 
 
-class CollectionWriter:
-    """Writes encoded rows into the table of a collection; as a context, also those that an error or Ctrl-C leaves.
+def write_rows(
+    encoded: Callable[[KnownRows], Iterable[Encoded]],
+    rows: Iterable[Row],
+    encoder: ItemEncoder,
+    uri: str | Path,
+    options: EncodeOptions,
+    show_progress: bool,
+) -> Changes:
+    """Write encoded rows into the table of a collection, remove those that are gone, and publish.
+
+    Rows are written when they are many or 20 seconds old, and also when an error or Ctrl-C ends the work.
 
     Args:
-        uri: Of the collection.
+        encoded: Encodes rows, given those that the table has.
+        rows: The data, for its length and the types of its columns.
         encoder: Computes the vectors.
+        uri: Of the collection.
         options: How.
-        kept_types: Types of the kept columns, as far as they are known.
-
-    Attributes:
-        known: The rows that the table has.
-        skipped: The rows that cannot be used.
+        show_progress: Show rows done and per second.
 
     Raises:
-        ValueError: The table was made with another model or other settings.
+        KeyboardInterrupt: It was Ctrl-C.
+        OSError: The disk is full or fails.
+        ValueError: The table was made with another model or other settings; there were no rows, or none that can be
+            used; or a column cannot be kept.
     """
+    key = collection_key(encoder, options)
+    versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+    details: dict[str, Any] = {
+        "model": encoder.name,
+        "load_options": dict(encoder.load_options),
+        "versions": versions,
+        "several": False,
+    }
+    counts: Counter[str] = Counter()
+    skipped: list[Skipped] = []
+    pending: list[tuple[int, Record]] = []
+    written = monotonic()
+    table: Any = None
 
-    def __init__(
-        self, uri: str | Path, encoder: ItemEncoder, options: EncodeOptions, kept_types: Mapping[str, pa.DataType]
-    ) -> None:
-        self.uri, self.encoder, self.options, self.kept_types = uri, encoder, options, kept_types
-        self.key = collection_key(encoder, options)
-        self.changes, self.skipped = Changes(), list[Skipped]()
-        self._several = False
-        self._pending: list[tuple[int, Record]] = []
-        self._written = monotonic()
-        self._table: Table | None = None
+    def write() -> None:
+        nonlocal table, written
+        records = [record for _, record in sorted(pending, key=lambda each: each[0])]
+        pending.clear()
+        written = monotonic()
+        if not records:
+            return
+        values = to_table(records, options.dtype)
+        is_known = known.digests([record["id"] for record in records]) >= 0
         with committing(uri):
-            try:
-                table = open_newest(uri)
-            except FileNotFoundError:
-                table = None
-            if table is not None and (published_version(table) is not None or table.count_rows()):
-                if differing := differences(read_metadata(table)["key"], self.key):
-                    raise ValueError(
-                        f"the collection {str(uri)!r} was made with {differing}; encode into another folder (--out), "
-                        "or as before"
-                    )
-                self._table = table
-                self._several = bool(read_metadata(table)["details"]["several"])
-        self.known = KnownRows(uri, self._table)
+            if table is None:
+                metadata = {"key": key, "details": details, "index": None}
+                table = create_table(uri, _schema(rows, len(records[0][VECTOR]), metadata, options))
+            values = cast_to_schema(values, table)
+            new, changed = values.filter(~is_known), values.filter(is_known)
+            if len(new):
+                table.add(new)
+            if len(changed):
+                table.merge_insert("id").when_matched_update_all().execute(changed)
+        counts.update(added=len(new), replaced=len(changed))
 
-    def __enter__(self) -> "CollectionWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Keep what is encoded.
-
-        Raises:
-            KeyboardInterrupt: It was Ctrl-C.
-        """
-        if isinstance(error, Exception | KeyboardInterrupt):
-            self._flush()
-        if isinstance(error, KeyboardInterrupt):
-            count = 0 if self._table is None else self._table.count_rows()
-            raise KeyboardInterrupt(f"{count} rows are kept in {str(self.uri)!r}: run the same again, it resumes")
-
-    def add(self, rows: Encoded) -> None:
-        """Add rows, and write those so far if they are many, or 20 seconds old.
-
-        Raises:
-            OSError: The disk is full or fails.
-            ValueError: A column cannot be kept.
-        """
-        counts = Changes(0, 0, 0, rows.unchanged, len(rows.skipped), rows.encoded)
-        self.changes = Changes(*(a + b for a, b in zip(self.changes, counts, strict=True)))
-        self.skipped += rows.skipped
-        positions = self.known.positions([row.id for row in rows.skipped])
-        self.known.states[positions[positions >= 0]] = 2
-        self._several |= rows.several
-        self._pending += rows.records
-        if len(self._pending) >= _ROWS_PER_COMMIT or monotonic() - self._written > _SECONDS_PER_COMMIT:
-            self._flush()
-
-    def _flush(self) -> None:
-        records = [record for _, record in sorted(self._pending, key=lambda each: each[0])]
-        is_known = self.known.positions([record["id"] for record in records]) >= 0
-        changed, new = ([record for record, known in zip(records, is_known, strict=True) if known == wanted]
-                        for wanted in (True, False))  # fmt: skip
-        self._pending = []
-        with committing(self.uri):
-            if new:
-                rows = to_table(new, self.options.dtype)
-                if self._table is None:
-                    self._table = create_table(self.uri, self._schema(rows))
-                self._table.add(cast_to_schema(rows, self._table))
-            if changed and self._table is not None:
-                rows = cast_to_schema(to_table(changed, self.options.dtype), self._table)
-                self._table.merge_insert("id").when_matched_update_all().execute(rows)
-            if records and self._table is not None:  # a run that is stopped leaves them
-                metadata = read_metadata(self._table)
-                write_metadata(self._table, metadata | {"details": metadata["details"] | {"several": self._several}})
-        self.changes = self.changes._replace(
-            added=self.changes.added + len(new), replaced=self.changes.replaced + len(changed)
-        )
-        self._written = monotonic()
-
-    def finish(self) -> Changes:
-        """Write what is left, remove the rows that are gone, and publish.
-
-        Raises:
-            OSError: The disk is full or fails.
-            ValueError: There were no rows, or none that can be used.
-        """
-        self._flush()
-        total = self.changes.added + self.changes.replaced + self.changes.unchanged + self.changes.skipped
+    length = len(rows) if isinstance(rows, Sized) else None
+    bar = progress(total=length, unit="row", desc="encoding", show=show_progress)
+    with writing(uri), bar:
+        table = _open(uri, key)
+        details["several"] = table is not None and read_metadata(table)["details"]["several"]
+        known = KnownRows(uri)
+        try:
+            for part in encoded(known):
+                pending += part.records
+                skipped += part.skipped
+                details["several"] |= part.several
+                counts.update(unchanged=part.unchanged, skipped=len(part.skipped), encoded=part.encoded)
+                bar.update(len(part.records) + part.unchanged + len(part.skipped))
+                if len(pending) >= _ROWS_PER_COMMIT or monotonic() - written > _SECONDS_PER_COMMIT:
+                    write()
+        except KeyboardInterrupt as stop:
+            write()
+            kept = 0 if table is None else table.count_rows()
+            raise KeyboardInterrupt(f"{kept} rows are kept in {str(uri)!r}: run the same again, it resumes") from stop
+        finally:
+            write()
+        total = counts.total() - counts["encoded"]
         if not total:
             raise ValueError("the dataset is empty: there are no rows to encode")
-        states = self.known.states
-        gone = (states == 2) | (self.options.sync & (states == 0))
-        self.changes = self.changes._replace(removed=int(gone.sum()))
-        if self._table is None or self._table.count_rows() == self.changes.removed:
-            reasons = dict.fromkeys(self.skipped[index].reason for index in (0, -1))  # of the rows, and of the model
+        is_gone = np.isin(known.keys, id_keys(row.id for row in skipped))
+        if options.sync:
+            is_gone |= ~known.seen.add(known.keys)
+        gone = known.keys[is_gone]
+        if table is None or table.count_rows() == len(gone):
+            reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
             raise ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
-        with committing(self.uri):
-            if gone.any():
-                numbers: list[int] = []
-                for batch in self._table.search().select(["id"]).with_row_id(True).to_batches():
-                    positions = self.known.positions(batch["id"].to_pylist())
-                    numbers += batch["_rowid"].to_numpy()[(positions >= 0) & gone[positions]].tolist()
-                for start in range(0, len(numbers), _ROWS_PER_COMMIT):
-                    chosen = ", ".join(map(str, numbers[start : start + _ROWS_PER_COMMIT]))
-                    self._table.delete(f"_rowid in ({chosen})")
-            if published_version(self._table) != self._table.version:
-                write_metadata(self._table, read_metadata(self._table) | {"details": self._details()})
-            publish(self.uri, self._table)
-        if (folder := local_folder(self.uri)) is not None:
+        with committing(uri):
+            if len(gone):
+                _delete(table, gone)
+            if published_version(table) != table.version:
+                write_metadata(table, read_metadata(table) | {"details": details})
+            publish(uri, table)
+        if (folder := local_folder(uri)) is not None:
             (folder / SKIPPED_FILE).unlink(missing_ok=True)
-            SkippedFile(folder).add(sorted(self.skipped))
-        return self.changes
-
-    def _details(self) -> dict[str, Any]:
-        versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
-        return {
-            "model": self.encoder.name,
-            "load_options": dict(self.encoder.load_options),
-            "versions": versions,
-            "several": self._several,
-        }
-
-    def _schema(self, rows: pa.Table) -> pa.Schema:
-        metadata = {"key": self.key, "details": self._details(), "index": None}
-        own = [
-            pa.field("id", pa.string(), nullable=False),
-            vector_field(rows.schema.field(VECTOR).type.list_size, self.options.dtype, metadata),
-            pa.field(TEXT, pa.string()),
-            pa.field("image", pa.list_(pa.string())),
-            *(pa.field(name, pa.int64()) for name in (ITEM_DIGEST, ROW_DIGEST)),
-            *([pa.field(PICTURE, pa.binary())] if self.options.keep_pictures else []),
-        ]
-        kept = (pa.field(name, kind) for name, kind in self.kept_types.items() if name != TEXT)
-        return pa.schema([*own, *kept])
+            SkippedFile(folder).add(sorted(skipped))
+    return Changes(removed=len(gone), **counts)
 
 
-def launched_processes() -> PartialState | None:
-    """Connect to the other processes of `accelerate launch` or `torchrun`; None if this process was started alone.
+def _open(uri: str | Path, key: Mapping[str, Any]) -> Table | None:
+    """Open the table of a collection to write into it; None if it is to be made.
 
-    They meet over the CPU (gloo), whatever device each encodes on.
+    Raises:
+        ValueError: It was made with another model or other settings.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) <= 1:
-        return None
-    return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT)
+    with committing(uri):
+        try:
+            table = open_newest(uri)
+        except FileNotFoundError:
+            return None
+        if published_version(table) is None and not table.count_rows():
+            return None
+    if differing := differences(read_metadata(table)["key"], key):
+        raise ValueError(
+            f"the collection {str(uri)!r} was made with {differing}; encode into another folder (--out), or as before"
+        )
+    return table
+
+
+def _delete(table: Table, keys: np.ndarray) -> None:
+    """Delete the rows whose ids have some of the digests."""
+    numbers: list[int] = []
+    for batch in table.search().select(["id"]).with_row_id(True).to_batches():
+        is_gone = np.isin(id_keys(batch["id"].to_pylist()), keys)
+        numbers += batch["_rowid"].to_numpy()[is_gone].tolist()
+    for start in range(0, len(numbers), _ROWS_PER_COMMIT):
+        chosen = ", ".join(map(str, numbers[start : start + _ROWS_PER_COMMIT]))
+        table.delete(f"_rowid in ({chosen})")
+
+
+def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], options: EncodeOptions) -> pa.Schema:
+    """The columns of a new table: its own, and those kept ones whose types the data knows."""
+    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
+    kept = (features or {}).get("metadata")
+    known = datasets.Features(kept).arrow_schema if isinstance(kept, dict) else ()
+    own = [
+        pa.field("id", pa.string(), nullable=False),
+        vector_field(dimension, options.dtype, metadata),
+        pa.field(TEXT, pa.string()),
+        pa.field("image", pa.list_(pa.string())),
+        *(pa.field(name, pa.int64()) for name in (ITEM_DIGEST, ROW_DIGEST)),
+        *([pa.field(PICTURE, pa.binary())] if options.keep_pictures else []),
+    ]
+    return pa.schema([*own, *(field for field in known if field.name != TEXT and not pa.types.is_null(field.type))])
+
+
+def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
+    """Records as a table, with a column for each name that one of them has.
+
+    Raises:
+        ValueError: A column cannot be kept, or a vector is not finite.
+    """
+    vectors = np.stack([record[VECTOR] for record in records]).astype(dtype)
+    check_vectors(vectors, None, [record["id"] for record in records])
+    columns = {VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])}
+    for name in dict.fromkeys(name for record in records for name in record if name != VECTOR):
+        try:
+            columns[name] = pa.array([record.get(name) for record in records])
+            if columns[name].type == pa.struct([]):
+                raise ValueError("its values are empty mappings")
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
+    return pa.table(columns)
+
+
+def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
+    """Give rows the columns of a table, which first gets the columns that are new.
+
+    Raises:
+        ValueError: A column holds values of another type than before.
+    """
+    known = {*table.schema.names}
+    if added := [each for each in rows.schema if each.name not in known and not pa.types.is_null(each.type)]:
+        table.add_columns(added)
+    columns = []
+    for field in table.schema:
+        column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        try:
+            both = [pa.schema([pa.field(field.name, kind)]) for kind in (field.type, column.type)]
+            if pa.types.is_nested(field.type) and field.name != VECTOR:  # a cast drops fields that are new
+                if pa.unify_schemas(both, promote_options="permissive").field(0).type != field.type:
+                    raise pa.ArrowInvalid("it is another one")
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
+                f"{column.type} now ({error}); give all its values one type, such as --keep {field.name}:number"
+            ) from error
+    return pa.table(columns, schema=table.schema)

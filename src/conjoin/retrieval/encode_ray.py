@@ -1,18 +1,25 @@
 """Encoding on a cluster: this process reads and writes, and workers of Ray encode chunks of rows."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conjoin.processing.urls import ALLOW_URLS
-from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import local_folder, writing
-from conjoin.retrieval.encode import BATCHES_AT_ONCE, CollectionWriter, collection_key, kept_types, open_known
-from conjoin.retrieval.encode_rows import Encoded, Row, encode_rows, read_chunks
+from conjoin.retrieval.collection_table import local_folder
+from conjoin.retrieval.encode import (
+    BATCHES_AT_ONCE,
+    Encoded,
+    EncodeOptions,
+    KnownRows,
+    Row,
+    collection_key,
+    encode_rows,
+    read_chunks,
+    write_rows,
+)
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import differences
 
 MakeEncoder = Callable[[str | None], ItemEncoder]
@@ -61,28 +68,26 @@ def encode_on_ray(
     worker = ray.remote(_Worker).options(max_restarts=-1, max_task_retries=-1, **needs)
     folder = local_folder(uri)
     uri = str(uri if folder is None else folder)  # a worker has another working directory
-    encoder, bar = make_encoder("cpu"), progress(desc="encoding", unit="row", show=show_progress)
-    with writing(uri), CollectionWriter(uri, encoder, chosen, kept_types(rows)) as writer, bar:
-        given = make_encoder, uri, writer.key, chosen, os.environ.get(ALLOW_URLS)
+    encoder = make_encoder("cpu")
+    given = make_encoder, uri, collection_key(encoder, chosen), chosen, os.environ.get(ALLOW_URLS)
+
+    def encoded(known: KnownRows) -> Iterator[Encoded]:
         pool = ActorPool([worker.remote(*given) for _ in range(count)] * 2)  # each has one chunk, and one that waits
 
-        def write_next() -> None:
+        def next_chunk() -> list[Encoded]:
             try:
-                results: list[Encoded] = pool.get_next_unordered()
+                return pool.get_next_unordered()
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
-            for encoded in results:
-                writer.add(encoded)
-                bar.update(len(encoded.records) + encoded.unchanged + len(encoded.skipped))
 
-        for start, ids, chunk in read_chunks(rows, BATCHES_AT_ONCE * encoder.batch_size):
-            writer.known.see(ids, start)
+        for chunk in read_chunks(rows, BATCHES_AT_ONCE * encoder.batch_size, known.seen):
             if not pool.has_free():
-                write_next()
-            pool.submit(lambda actor, values: actor.encode.remote(*values), (start, ids, chunk))
+                yield from next_chunk()
+            pool.submit(lambda actor, values: actor.encode.remote(*values), chunk)
         while pool.has_next():
-            write_next()
-        changes = writer.finish()
+            yield from next_chunk()
+
+    changes = write_rows(encoded, rows, encoder, uri, chosen, show_progress)
     collection = Collection(uri)
     collection.changes = changes
     return collection
@@ -101,7 +106,7 @@ class _Worker:
     ) -> None:
         if allow_urls is not None:
             os.environ[ALLOW_URLS] = allow_urls
-        self.options, self.encoder, self.known = options, make_encoder(None), open_known(uri)
+        self.options, self.encoder, self.known = options, make_encoder(None), KnownRows(uri)
         self.differing = differences(collection_key(self.encoder, options), key)
 
     def encode(self, start: int, ids: Sequence[str], chunk: Sequence[Row]) -> list[Encoded]:

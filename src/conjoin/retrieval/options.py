@@ -1,10 +1,7 @@
 """The options of functions that make encoders, collections and hard negatives."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-from conjoin.constants import DTYPES
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -38,39 +35,6 @@ class ComputeOptions:
     preset: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodeOptions:
-    """How rows become a collection.
-
-    Args:
-        sync: Remove the rows of the collection that are not among those given.
-        prompt: Given to the model with every row, in place of its own prompt for documents.
-        prompt_name: The name of one of the model's prompts, likewise.
-        role: What the rows are: `"document"`, or `"query"` for queries whose vectors are stored.
-        dtype: Type of the stored numbers, `"float32"` or `"float16"`.
-        on_error: `"skip"` leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
-            `problem` (see `load_pairs`); `Collection.skipped` lists them, and they are removed if they were there.
-        keep_pictures: Also store a JPEG thumbnail of each row's picture, at most this many pixels wide and high.
-        settings: What else the vectors are made from (plain values, as JSON holds them); recorded, and compared.
-
-    Raises:
-        ValueError: An unknown `dtype`.
-    """
-
-    sync: bool = False
-    prompt: str | None = None
-    prompt_name: str | None = None
-    role: Literal["query", "document"] = "document"
-    dtype: str = "float32"
-    on_error: str = "raise"
-    keep_pictures: int | None = None
-    settings: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {self.dtype!r}; expected 'float32' or 'float16'")
 
 
 @dataclass(frozen=True, kw_only=True)
