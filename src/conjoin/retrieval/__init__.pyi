@@ -15,7 +15,6 @@ from conjoin.retrieval.mining.mine import (
     parse_miners as parse_miners,
 )
 from conjoin.retrieval.mining.negatives import MinedNegatives as MinedNegatives, load_mined as load_mined
-from conjoin.retrieval.options import ComputeOptions as ComputeOptions, MiningOptions as MiningOptions
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.search import (
     Searchable as Searchable,

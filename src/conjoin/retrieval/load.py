@@ -13,13 +13,25 @@ from conjoin.hub.load import REMEDY, has_file, is_embedder, is_own_model, load_m
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.retrieval.encoder import ItemEncoder, model_name
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
-from conjoin.retrieval.options import ComputeOptions
 from conjoin.retrieval.sentence_encoder import SentenceEncoder, SentenceItems, load_sentence_transformer
 from conjoin.retrieval.stock_encoder import load_stock_model
 from conjoin.storage import check_checksums
 
 
-def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN401 - fields of ComputeOptions
+def load_encoder(
+    path: str | Path,
+    *,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    num_workers: int = 0,
+    input_type: str | None = None,
+    dims: int | None = None,
+    pooling: str | None = None,
+    preset: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> ItemEncoder:
     """Load any model as an encoder.
 
     `"sample"` is the towers of the embedded sample with nothing trained on top: words are compared with words, and
@@ -34,8 +46,17 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
 
     Args:
         path: A local folder, the name of a repository on the Hub, or `"sample"`.
-        options: Fields of `ComputeOptions`: `batch_size`, `device`, `dtype`, `num_workers`, `input_type`, `dims`,
-            `pooling`, `preset`, `trust_remote_code`, `revision`.
+        batch_size: Items per forward pass.
+        device: Where to run; `None` takes a GPU when there is one.
+        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are,
+            `"auto"` in bfloat16 if `conjoin.devices.choose_bf16` finds it faster here.
+        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
+        input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
+        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
+        pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
+        preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.PRESETS`.
+        trust_remote_code: Run Python code from the folder where a model of another package needs it.
+        revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -44,13 +65,7 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
             is not trusted, or there is no such `device` or `input_type`; an option does not belong to this kind of
             model; or an ONNX export is to run elsewhere than on the CPU in its own precision.
     """
-    chosen = ComputeOptions(**options)
-    batch_size, dtype, revision = chosen.batch_size, chosen.dtype, chosen.revision
-    given = {"pooling": chosen.pooling, "preset": chosen.preset}
-    needed = {name: value for name, value in given.items() if value is not None}
-    settings: dict[str, Any] = {"num_workers": chosen.num_workers, "name": model_name(path), "load_options": needed}
-    settings |= {"input_type": chosen.input_type, "dims": chosen.dims}
-    device = choose_device(chosen.device)  # refuses a wrong one before anything is loaded
+    target = choose_device(device)  # refuses a wrong one before anything is loaded
     has_config, has_modules = (
         path != SAMPLE_MODEL and has_file(path, name, revision) for name in ("config.json", "modules.json")
     )
@@ -59,41 +74,39 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
             f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
         )
     is_own = has_config and is_own_model(path, revision)
-    says_pooling = has_modules or chosen.preset is not None
-    if needed and (is_own or path == SAMPLE_MODEL or (chosen.pooling is not None and says_pooling)):
+    needed = {name: value for name, value in (("pooling", pooling), ("preset", preset)) if value is not None}
+    says_pooling = has_modules or preset is not None
+    if needed and (is_own or path == SAMPLE_MODEL or (pooling is not None and says_pooling)):
         raise ValueError(f"{needed}: the model {str(path)!r} says itself how it is read and pools; leave it out")
+    settings: dict[str, Any] = {"num_workers": num_workers, "input_type": input_type, "dims": dims}
+    settings |= {"name": model_name(path), "load_options": needed}
     if is_own and has_file(path, ONNX_SETTINGS, revision):
-        if chosen.device is not None and device.type != "cpu":
-            raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {chosen.device}")
+        if device is not None and target.type != "cpu":
+            raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
         if dtype not in (None, AUTO):
             raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
-        loaded: tuple[Any, Any] = load_onnx_model(path, revision)
-        return OnnxEncoder(*loaded, batch_size, "cpu", **settings)
-    model, processor = _load(path, chosen, is_own, has_modules, has_config)
+        return OnnxEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **settings)
+
+    def load() -> tuple[Any, Any]:
+        if path == SAMPLE_MODEL:
+            from conjoin.retrieval.sample_encoder import load_sample_towers
+
+            return load_sample_towers()
+        if is_own:
+            return load_model(path, revision=revision)
+        check_checksums(Path(path), REMEDY)
+        if preset is not None:
+            with loading(path, revision):
+                return load_embedder(path, preset=preset, revision=revision)
+        if has_config and is_embedder(path, revision):
+            with suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
+                return load_model(path, verify=False, revision=revision)
+        if has_modules:
+            return load_sentence_transformer(path, trust_remote_code, revision)
+        return load_stock_model(path, pooling, trust_remote_code, revision)
+
+    model, processor = load()
     if isinstance(dtype, str):
-        dtype = torch.bfloat16 if choose_bf16(dtype, device) else None
+        dtype = torch.bfloat16 if choose_bf16(dtype, target) else None
     kind = SentenceEncoder if isinstance(processor, SentenceItems) else ItemEncoder
-    return kind(model, processor, batch_size, device, dtype, **settings)
-
-
-def _load(
-    path: str | Path, options: ComputeOptions, is_own: bool, has_modules: bool, has_config: bool
-) -> tuple[Any, Any]:
-    """The model and what turns items into its inputs."""
-    revision, trusted = options.revision, options.trust_remote_code
-    if path == SAMPLE_MODEL:
-        from conjoin.retrieval.sample_encoder import load_sample_towers
-
-        return load_sample_towers()
-    if is_own:
-        return load_model(path, revision=revision)
-    check_checksums(Path(path), REMEDY)
-    if options.preset is not None:
-        with loading(path, revision):
-            return load_embedder(path, preset=options.preset, revision=revision)
-    if has_config and is_embedder(path, revision):
-        with suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
-            return load_model(path, verify=False, revision=revision)
-    if has_modules:
-        return load_sentence_transformer(path, trusted, revision)
-    return load_stock_model(path, options.pooling, trusted, revision)
+    return kind(model, processor, batch_size, target, dtype, **settings)

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +30,6 @@ from conjoin.retrieval.encoder import ItemEncoder, Role
 from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
-from conjoin.retrieval.options import MiningOptions
 from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.retrieval.vectors import exact_search
 from conjoin.storage import atomic_path, differences, locked, write_text
@@ -43,6 +42,7 @@ _SPARE = 8
 _DEEPEST = 1024
 _RERANKED = 10
 """As `mine_hard_negatives` of sentence-transformers: candidates that are scored again for each negative."""
+Search = Callable[..., tuple[np.ndarray, np.ndarray]]
 _HIT = pa.struct({"position": pa.int64(), "score": pa.float32(), "is_close": pa.bool_()})
 _RESULTS = pa.schema({"limit": pa.float64(), "hits": pa.list_(_HIT)})
 """What a miner found for each anchor of a block: the largest score of a negative; the candidates that reach
@@ -159,7 +159,13 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
     load_encoder: Callable[[str], ItemEncoder] = load_encoder,
     load_reranker: Callable[[str], Reranker] = load_reranker,
     show_progress: bool = False,
-    **options: Any,  # noqa: ANN401 - fields of MiningOptions
+    k: int = 10,
+    index: str = "exact",
+    device: str = "cpu",
+    block: int = 4096,
+    dtype: str = "float32",
+    prompt: str | None = None,
+    prompt_name: str | None = None,
 ) -> datasets.Dataset:
     """Find the hard negatives of every anchor: the union of the top `k` of every miner.
 
@@ -179,7 +185,13 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
         load_encoder: Makes the encoder of a model.
         load_reranker: Makes the reranker of a miner that has one.
         show_progress: Show progress bars.
-        options: Fields of `MiningOptions`: `k`, `index`, `device`, `block`, `dtype`, `prompt`, `prompt_name`.
+        k: Negatives per miner.
+        index: How to search: `"exact"`, or a factory string of FAISS such as `"IVF4096,PQ64"`.
+        device: Where `"exact"` ranks, such as `"cuda"`.
+        block: Anchors that are searched at once.
+        dtype: Type of the stored embeddings, `"float32"` or `"float16"`.
+        prompt: Of the anchors, in place of each model's own prompt for queries.
+        prompt_name: The name of one of the model's prompts, likewise.
 
     Returns:
         A row for each anchor: `id`, `negatives` (ids, best rank first) and `found_by`, for each negative the miners
@@ -189,8 +201,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
         ValueError: Two miners of one name, `k` < 1, a row without the view of a miner, or a folder that was begun with
             other settings (the message names them); and as `encode_collection`.
     """
-    chosen = MiningOptions(**options)
-    check_miners(miners, chosen.k)
+    check_miners(miners, k)
     folder = Path(folder)
     of_anchors = "corpus" if anchors is None else "anchors"
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
@@ -199,7 +210,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
     collections: dict[tuple[str, str, str, Role], Collection] = {}
     for model in dict.fromkeys(miner.model for miner in miners):
         encoder = load_encoder(model)
-        is_alike = encoder.is_symmetric and chosen.prompt is None and chosen.prompt_name is None
+        is_alike = encoder.is_symmetric and prompt is None and prompt_name is None
         for miner in (miner for miner in miners if miner.model == model):
             needed: list[tuple[str, str, Role]]
             needed = [("corpus", miner.candidate, "document"), (of_anchors, miner.query, "query")]
@@ -207,9 +218,9 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                 stored: Role = "document" if is_alike else role
                 key = name, model, view, stored
                 if key not in collections:
-                    how: dict[str, Any] = {"role": stored, "sync": True, "dtype": chosen.dtype}
+                    how: dict[str, Any] = {"role": stored, "sync": True, "dtype": dtype}
                     if stored == "query":
-                        how |= {"prompt": chosen.prompt, "prompt_name": chosen.prompt_name}
+                        how |= {"prompt": prompt, "prompt_name": prompt_name}
                     rows = sources[name].select_columns(["id", *VIEWS[view]])
                     place = collection_folder(folder, *key)
                     collections[key] = encode_collection(rows, encoder, place, show_progress=show_progress, **how)
@@ -222,7 +233,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
     for position, group in enumerate(candidates.groups):
         members[group].append(position)
     count = len(queries.ids)
-    blocks = [range(start, min(start + chosen.block, count)) for start in range(0, count, chosen.block)]
+    blocks = [range(start, min(start + block, count)) for start in range(0, count, block)]
     with locked(folder):
         for miner in sorted(miners, key=lambda miner: (miner.model, miner.candidate)):
             query_vectors = collections[of_anchors, miner.model, miner.query, "query"].vectors(queries.ids)
@@ -230,7 +241,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
             reranker = None if miner.reranker is None else load_reranker(miner.reranker)
             digests = {"corpus": candidates.digest(vectors), "anchors": queries.digest(query_vectors)}
             settings = {name: value for name, value in asdict(miner).items() if name not in ("name", "model")}
-            settings |= digests | {"k": chosen.k, "index": chosen.index, "block": chosen.block}
+            settings |= digests | {"k": k, "index": index, "block": block}
             settings |= {} if reranker is None else {"reranker": reranker.fingerprint}
             place = folder / "miners" / miner.name
             place.mkdir(parents=True, exist_ok=True)
@@ -241,16 +252,17 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                     f"{str(place)!r}: it was made with {differing}; mine into another folder, or as before"
                 )
             is_self = digests["corpus"] == digests["anchors"] and miner.query == miner.candidate
-            index = None  # of FAISS, built when it is first needed
-            if chosen.index != "exact":
-                index = cache(partial(train_faiss, chosen.index, vectors))
-            for number, block in enumerate(progress(blocks, desc=miner.name, unit="block", show=show_progress)):
-                path = place / f"{number:05}.parquet"
-                if path.is_file():
-                    continue
-                positives: list[list[int]] = [[]] * len(block)
+            of_queries = sources[of_anchors].select_columns([*VIEWS[miner.query]])
+            of_candidates = corpus.select_columns([*VIEWS[miner.candidate]])
+            paths = [place / f"{number:05}.parquet" for number in range(len(blocks))]
+            left = [(path, some) for path, some in zip(paths, blocks, strict=True) if not path.is_file()]
+            search: Search = partial(exact_search, vectors=vectors, device=device)
+            if left and index != "exact":
+                search = partial(search_faiss, train_faiss(index, vectors))
+            for path, some in progress(left, desc=miner.name, unit="block", show=show_progress):
+                positives: list[list[int]] = [[]] * len(some)
                 if miner.has_margin:  # the candidate of the anchor's id unless it is itself, and those of its group
-                    for row, anchor in enumerate(block):
+                    for row, anchor in enumerate(some):
                         name, group = queries.ids[anchor], queries.groups[anchor]
                         own = [] if is_self or name not in position_of else [position_of[name]]
                         same = [] if group is None else members.get(group, [])
@@ -261,11 +273,9 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                                 f"the candidates{' other than itself' if is_self else ''}: compare another view, or "
                                 "name a group column"
                             )
-                results = _search(miner, block, queries, candidates, query_vectors, vectors, positives, index, chosen)
+                results = _search(miner, some, queries, candidates, query_vectors, vectors, positives, search, k)
                 if reranker is not None:
-                    of_queries = sources[of_anchors].select_columns([*VIEWS[miner.query]])
-                    of_candidates = corpus.select_columns([*VIEWS[miner.candidate]])
-                    for result, anchor, right in zip(results, block, positives, strict=True):
+                    for result, anchor, right in zip(results, some, positives, strict=True):
                         query = row_item(of_queries[anchor], f"item {queries.ids[anchor]!r}")
                         hits = result["hits"]
                         places = [*right, *(hit["position"] for hit in hits)]
@@ -276,19 +286,19 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                             hit["score"] = score
                 with atomic_path(path) as temporary:
                     pq.write_table(pa.Table.from_pylist(results, _RESULTS), temporary)
-            del query_vectors, vectors, index  # one corpus at a time in memory
+            del query_vectors, vectors, search  # one corpus at a time in memory
 
         def united() -> Iterator[list[dict[str, Any]]]:
             without = 0
-            for number, block in enumerate(progress(blocks, desc="uniting", unit="block", show=show_progress)):
+            for number, some in enumerate(progress(blocks, desc="uniting", unit="block", show=show_progress)):
                 paths = [folder / "miners" / miner.name / f"{number:05}.parquet" for miner in miners]
                 found = [pq.read_table(path).to_pylist() for path in paths]
                 rows = [
-                    _unite(dict(zip(miners, each, strict=True)), chosen.k, candidates.ids)
+                    _unite(dict(zip(miners, each, strict=True)), k, candidates.ids)
                     for each in zip(*found, strict=True)
                 ]
                 without += sum(not row["negatives"] for row in rows)
-                yield [{"id": queries.ids[anchor], **row} for anchor, row in zip(block, rows, strict=True)]
+                yield [{"id": queries.ids[anchor], **row} for anchor, row in zip(some, rows, strict=True)]
             if without:
                 logger.warning("%d of %d anchors have no hard negative", without, count)
 
@@ -320,7 +330,7 @@ class _Names(NamedTuple):
         return digest.hexdigest()
 
 
-def _search(  # noqa: PLR0913
+def _search(
     miner: Miner,
     block: range,
     queries: _Names,
@@ -328,25 +338,22 @@ def _search(  # noqa: PLR0913
     query_vectors: np.ndarray,
     vectors: np.ndarray,
     positives: list[list[int]],
-    index: Callable[[], Any] | None,
-    options: MiningOptions,
+    search: Search,
+    k: int,
 ) -> list[dict[str, Any]]:
     """What is found for each anchor; searched again more deeply where too few of the first results can be used."""
-    some, is_reranked = np.asarray(query_vectors[block.start : block.stop], np.float32), miner.reranker is not None
-    limits = [miner.limit(0.0)] * len(some)
+    queried, is_reranked = np.asarray(query_vectors[block.start : block.stop], np.float32), miner.reranker is not None
+    limits = [miner.limit(0.0)] * len(queried)
     if miner.has_margin and not is_reranked:
         limits = [miner.limit(float((vectors[each].astype(np.float32) @ query).min()))
-                  for each, query in zip(positives, some, strict=True)]  # fmt: skip
-    wanted = miner.range_min + options.k * (_RERANKED if is_reranked else 1)
+                  for each, query in zip(positives, queried, strict=True)]  # fmt: skip
+    wanted = miner.range_min + k * (_RERANKED if is_reranked else 1)
     deepest = min(len(vectors), max(_DEEPEST, wanted + _SPARE))
     depth = min(deepest, wanted + _SPARE)
-    results: list[dict[str, Any]] = [{}] * len(some)
-    pending = list(range(len(some)))
+    results: list[dict[str, Any]] = [{}] * len(queried)
+    pending = list(range(len(queried)))
     while pending:
-        if index is None:
-            found = exact_search(some[pending], vectors, depth, device=options.device)
-        else:
-            found = search_faiss(index(), some[pending], depth)
+        found = search(queries=queried[pending], k=depth)
         ranked = zip(pending, *(each.tolist() for each in found), strict=True)
         pending = []
         for row, positions, scores in ranked:
