@@ -69,7 +69,7 @@ def steps(count: int, dimension: int, folder: Path) -> dict[str, Callable[[], An
                 chunk = []
 
     def search(where: str | None = None) -> list[list[str]]:
-        collection = Collection.open(uri)
+        collection = Collection(uri)
         queries = encoder.encode([f"product {number} of a query" for number in range(QUERIES)])
         return [collection.search(query[None], K, where=where).ids[0] for query in queries]
 
@@ -81,9 +81,9 @@ def steps(count: int, dimension: int, folder: Path) -> dict[str, Callable[[], An
         "sync": lambda: encode_collection(rows(count, 1), encoder, uri, sync=True),
         f"search {QUERIES}": search,
         f"search {QUERIES} where": lambda: search(WHERE),
-        "index columns": lambda: Collection.open(uri).index(None),
-        "filter": lambda: Collection.open(uri).select(WHERE),
-        "index ivf_pq": lambda: Collection.open(uri).index("ivf_pq", recall_queries=10),
+        "index columns": lambda: Collection(uri).index(None),
+        "filter": lambda: Collection(uri).select(WHERE),
+        "index ivf_pq": lambda: Collection(uri).index("ivf_pq", recall_queries=10),
         f"search {QUERIES} ivf_pq": search,
         "sync back": lambda: encode_collection(rows(count), encoder, uri, sync=True),
     }

@@ -154,7 +154,7 @@ def _read_collection(place: Place) -> State:
     """Every row with all that is known of it, its vector to the bit; how it is searched, and what a search finds."""
     from conjoin.retrieval import Collection
 
-    collection = Collection.open(place.out)
+    collection = Collection(place.out)
     ids = collection.ids
     rows, vectors = collection.rows(ids), collection.vectors()
     state = {

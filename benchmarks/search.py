@@ -89,7 +89,7 @@ def check(uri: Path, vectors: np.ndarray, queries: np.ndarray) -> dict[str, floa
         found[f"{name}, filtered"] = compare(collection, queries, vectors[numbers[some]], some, "part = 3")
 
     compare_all("first", make(uri, vectors, numbers))
-    compare_all("in memory", Collection.open(uri, memory=2**40))
+    compare_all("in memory", Collection(uri, memory=2**40))
     changed = np.arange(0, count, EVERY)
     numbers[changed] = numbers[changed][::-1].copy()
     numbers = np.concatenate([numbers, np.arange(count, len(vectors))])
@@ -104,8 +104,8 @@ def check(uri: Path, vectors: np.ndarray, queries: np.ndarray) -> dict[str, floa
 def ways(uri: Path, vectors: np.ndarray, queries: np.ndarray) -> dict[str, Callable[[], object]]:
     """Each way to search for the queries."""
     found: dict[str, Callable[[np.ndarray], object]] = {
-        "memory": partial(Collection.open(uri, memory=2**40).search, k=K),
-        "table": partial(Collection.open(uri).search, k=K),
+        "memory": partial(Collection(uri, memory=2**40).search, k=K),
+        "table": partial(Collection(uri).search, k=K),
     }
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)

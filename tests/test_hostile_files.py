@@ -59,7 +59,7 @@ def versions(name, content):
     def read(folder):
         made(folder / "hostile", VECTORS)
         (folder / "hostile/data/train.lance/_versions" / name).write_bytes(content)
-        Collection.open(folder / "hostile")
+        Collection(folder / "hostile")
 
     return read
 

@@ -38,11 +38,11 @@ def sync(out):
 
 
 def index(out):
-    Collection.open(out).index("ivf_flat", probes=100)
+    Collection(out).index("ivf_flat", probes=100)
 
 
 def faiss(out):
-    Collection.open(out).index_faiss("Flat")
+    Collection(out).index_faiss("Flat")
 
 
 def mine(out):
@@ -55,7 +55,7 @@ def mine(out):
 
 def read_index(out):
     """The rows, and whether there is an index, whose measured recall is written last."""
-    return state(out), bool(Collection.open(out).metadata["index"])
+    return state(out), bool(Collection(out).metadata["index"])
 
 
 def read_faiss(out):

@@ -76,7 +76,7 @@ def check(collection, vectors, queries, k=8, ids=None, **options):
 
 def state(uri):
     """The vector and what else is known of every row, by id."""
-    collection = Collection.open(uri)
+    collection = Collection(uri)
     ids, vectors = collection.ids, collection.vectors()
     assert len(set(ids)) == len(ids) == len(collection) == len(vectors)
     return {id_: (vector.tobytes(), row) for id_, vector, row in zip(ids, vectors, collection.rows(ids), strict=True)}

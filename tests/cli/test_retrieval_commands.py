@@ -60,7 +60,7 @@ def test_text_and_composed_queries_as_json(built, data, model, search):
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
     assert [hit["rank"] for hit in found["results"]] == list(range(1, 8))
     query = {"image": str(data / "red.png"), "text": "a blue square"}
-    expected = Collection.open(built).search(load_encoder(model).encode([query]), 2)
+    expected = Collection(built).search(load_encoder(model).encode([query]), 2)
     found = search("--text", "a blue square", "--model", model, "-k", 2, collection=built, image="red")
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
 
@@ -100,7 +100,7 @@ def test_a_collection_keeps_its_precision(shop, encode, monkeypatch):
     for faster in (True, False):
         monkeypatch.setattr("conjoin.devices._is_bf16_faster", lambda kind, faster=faster: faster)
         encode()
-        assert Collection.open(shop).metadata["key"]["precision"] == "bfloat16"
+        assert Collection(shop).metadata["key"]["precision"] == "bfloat16"
     with pytest.raises(ValueError, match="was made with precision 'bfloat16', not 'full'"):
         encode("--no-bf16")
 
@@ -184,11 +184,11 @@ def test_nothing_similar(built, data, tmp_path, search, capsys):
 def test_encode_says_what_next_and_stores_what_was_asked(model, shop, tmp_path, encode):
     options = ["--dtype", "float16", "--batch-size", 2]
     assert f"7 vectors of 16 dimensions in {shop}\nnext: conjoin search" in encode(*options)
-    collection = Collection.open(shop)
+    collection = Collection(shop)
     assert collection.ids == list(COLOURS) and collection.dtype == "float16"
     assert collection.model.name == str(model.resolve())
     encode(*options, "--streaming", out=tmp_path / "b")
-    assert (Collection.open(tmp_path / "b").vectors() == collection.vectors()).all()
+    assert (Collection(tmp_path / "b").vectors() == collection.vectors()).all()
 
 
 def test_thumbnails_are_shown_where_the_pictures_are_gone(data, shop, tmp_path, encode, capsys):
@@ -223,7 +223,7 @@ def test_encode_skips_what_cannot_be_used(data, shop, tmp_path, encode, streamin
         encode(*streaming, source=table)
     printed = encode(*streaming, "--on-error", "skip", source=table)
     assert f"skipped 2 rows that cannot be used: {shop / 'skipped.jsonl'}\n7 vec" in printed
-    new = Collection.open(shop)
+    new = Collection(shop)
     assert new.ids == list(COLOURS)
     assert [(row.row, row.id) for row in new.skipped] == [(3, "x"), (8, "y")]
     assert "gone.png': no such file" in new.skipped[1].reason

@@ -62,7 +62,7 @@ for name, revision in (("new", None), ("pinned", sha)):
 words = ("--only", "text", "--revision", sha, "--no-bf16", "--out", folder / "rows")
 run("encode", "me/model", folder / "rows.csv", *words)
 run("export", "me/model", "--out", folder / "exported")
-found["command pinned"] = Collection.open(folder / "rows").vectors()
+found["command pinned"] = Collection(folder / "rows").vectors()
 options = {"trust_remote_code": True, "revision": sha, "code_revision": sha}
 model, processor = (c.from_pretrained("me/model", **options) for c in (AutoModel, AutoProcessor))
 found["transformers pinned"] = model.eval()(**processor(texts)).embeddings.detach().numpy()

@@ -50,8 +50,8 @@ def collection(request, folder, tmp_path_factory):
     if request.param == "indexed":
         indexed = made(tmp_path_factory.mktemp("indexed"), VECTORS, kept)
         indexed.index(**FLAT)
-        return Collection.open(indexed.uri)
-    return Collection.open(folder, memory=10**9 if request.param == "memory" else 0)
+        return Collection(indexed.uri)
+    return Collection(folder, memory=10**9 if request.param == "memory" else 0)
 
 
 class TestSearch:
@@ -81,14 +81,14 @@ class TestSearch:
         vectors = np.tile(unit(5, 8), (20, 1))
         made(tmp_path, vectors)
         for memory in (0, 10**6):
-            check(Collection.open(tmp_path, memory=memory), vectors, unit(5, 8), 20)
+            check(Collection(tmp_path, memory=memory), vectors, unit(5, 8), 20)
 
     def test_memory_is_taken_up_to_a_limit(self, folder):
         bytes_ = COUNT * WIDTH * 4
-        assert [Collection.open(folder, memory=m)._held is not None for m in (0, bytes_ - 1, bytes_)] == [0, 0, 1]
+        assert [Collection(folder, memory=m)._held is not None for m in (0, bytes_ - 1, bytes_)] == [0, 0, 1]
 
     def test_the_exact_ranker_over_a_collection(self, folder):
-        collection = Collection.open(folder)
+        collection = Collection(folder)
         right, scores = naive(VECTORS, QUERIES, 12)
         found = search_exactly(collection, QUERIES, 12)
         assert found.ids == right
@@ -234,12 +234,12 @@ def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
     with pytest.raises(
         ConnectionError, match=r"'s3://bucket/it' cannot be read: .*check the address, the network and"
     ):
-        Collection.open("s3://bucket/it")
+        Collection("s3://bucket/it")
 
 
 class TestRows:
     def test_vectors_and_rows_in_any_order(self, folder):
-        collection = Collection.open(folder)
+        collection = Collection(folder)
         np.testing.assert_array_equal(collection.vectors(), VECTORS)
         places = [1999, 0, 3, 3, 1234]
         ids = [f"doc/{place:05d}" for place in places]
@@ -256,17 +256,17 @@ class TestRows:
         assert len(collection) == COUNT
 
     def test_a_dataset(self, folder):
-        data = Collection.open(folder).to_dataset()
+        data = Collection(folder).to_dataset()
         assert isinstance(data, datasets.Dataset) and len(data) == COUNT
         assert data.column_names == ["id", "vector", "text", "image", *(name for name in kept(0) if name != "nothing")]
         np.testing.assert_array_equal(np.array(data[7]["vector"], dtype=np.float32), VECTORS[7])
         assert data[7]["label"] == kept(7)["label"] and data[7]["day"] == kept(7)["day"]
 
     def test_what_is_opened_stays_as_it_was(self, tmp_path):
-        opened, other = made(tmp_path, VECTORS, count=50), Collection.open(tmp_path)
+        opened, other = made(tmp_path, VECTORS, count=50), Collection(tmp_path)
         other.remove(names(20))
         made(tmp_path, VECTORS, count=80)
-        assert len(opened) == 50 and len(other) == 30 and len(Collection.open(tmp_path)) == 80
+        assert len(opened) == 50 and len(other) == 30 and len(Collection(tmp_path)) == 80
         check(opened, VECTORS[:50], QUERIES)
         check(other, VECTORS[20:50], QUERIES, ids=names(30, 20))
 
@@ -277,11 +277,11 @@ class TestChanges:
     def test_search_after_updates_and_removals(self, indexed, memory, tmp_path):
         made(tmp_path, VECTORS, count=400)
         if indexed:
-            Collection.open(tmp_path).index(**indexed)
+            Collection(tmp_path).index(**indexed)
         rng, known = np.random.default_rng(0), dict(zip(names(400), range(400), strict=True))
         encoder = lookup_encoder(VECTORS)
         for step in range(4):
-            collection = Collection.open(tmp_path, memory=memory)
+            collection = Collection(tmp_path, memory=memory)
             gone = rng.choice(sorted(known), 40, replace=False).tolist()
             collection.remove([*gone, gone[0]])
             known = {id_: place for id_, place in known.items() if id_ not in gone}
@@ -291,7 +291,7 @@ class TestChanges:
             rows += lookup_rows(30, 600 + 100 * step)
             encode_collection(rows, encoder, tmp_path)
             known |= {row["id"]: int(row["text"]) for row in rows}
-            collection = Collection.open(tmp_path, memory=memory)
+            collection = Collection(tmp_path, memory=memory)
             assert sorted(collection.ids) == sorted(known)
             check(collection, VECTORS[[*known.values()]], QUERIES, 12, [*known])
             some = [id_ for id_ in known if id_ > "doc/00300"]
@@ -302,12 +302,12 @@ class TestChanges:
         collection = made(tmp_path, VECTORS[:9])
         collection.remove(collection.ids)
         for memory in (0, 10**6):
-            emptied = Collection.open(tmp_path, memory=memory)
+            emptied = Collection(tmp_path, memory=memory)
             assert (len(emptied), emptied.ids, emptied.vectors().shape) == (0, [], (0, WIDTH))
             assert emptied.search(QUERIES, 3).ids == [[]] * 6 and len(emptied.to_dataset()) == 0
             assert emptied.select("true") == [] and emptied.recall() == 1.0
         assert made(tmp_path, VECTORS[:9]).changes.added == 9
-        check(Collection.open(tmp_path), VECTORS[:9], QUERIES)
+        check(Collection(tmp_path), VECTORS[:9], QUERIES)
 
 
 class TestIndex:
@@ -316,7 +316,7 @@ class TestIndex:
         collection = made(tmp_path, VECTORS)
         recall = collection.index(kind, probes=100, recall_queries=30)
         assert recall > 0.85
-        settings = Collection.open(tmp_path).metadata["index"]
+        settings = Collection(tmp_path).metadata["index"]
         assert settings == {"kind": kind, "probes": 100, "refine": 10}
         found, right = collection.search(QUERIES, 10), naive(VECTORS, QUERIES, 10)[0]
         assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.8
@@ -327,7 +327,7 @@ class TestIndex:
     def test_rows_that_come_later_are_found(self, tmp_path):
         made(tmp_path, VECTORS, count=1500).index(**FLAT)
         check(made(tmp_path, VECTORS), VECTORS, QUERIES, 10)
-        collection = Collection.open(tmp_path)
+        collection = Collection(tmp_path)
         assert collection.metadata["index"]["kind"] == "ivf_flat" and collection.recall() == 1.0
 
     def test_few_probes_find_less_and_none_is_exact_again(self, tmp_path):
@@ -336,12 +336,12 @@ class TestIndex:
         few = collection.index("ivf_pq", probes=1, refine=1)
         assert 0.05 < few < 0.9 and few < collection.index("ivf_pq", probes=1000, refine=30)
         assert collection.index(None) is None and collection.metadata["index"] is None
-        check(Collection.open(tmp_path), vectors, QUERIES)
+        check(Collection(tmp_path), vectors, QUERIES)
 
     def test_columns_are_indexed(self, tmp_path):
         collection = made(tmp_path, VECTORS[:300], kept)
         collection.index(None)
-        indexed = {index.name for index in collection._table.list_indices()}
+        indexed = {index.name for index in collection.table.list_indices()}
         assert indexed == {"id", "text", "price", "label", "day", "sent"}
         places = [n for n in range(300) if n % 50 == 7]
         assert sorted(collection.select("price = 7")) == [f"doc/{place:05d}" for place in places]
@@ -351,7 +351,7 @@ class TestIndex:
         before = state(tmp_path)
         with pytest.raises(ValueError, match=r"unknown kind 'hnsw' of index; expected one of .*'ivf_hnsw_sq'"):
             collection.index("hnsw")
-        assert state(tmp_path) == before and Collection.open(tmp_path).metadata["index"] is None
+        assert state(tmp_path) == before and Collection(tmp_path).metadata["index"] is None
 
     @pytest.mark.parametrize("kind", INDEX_KINDS)
     def test_few_rows(self, kind, tmp_path):

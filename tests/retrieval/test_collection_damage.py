@@ -25,7 +25,7 @@ def kept(number):
 
 def answers(folder):
     """All that can be asked of a collection."""
-    collection = Collection.open(folder)
+    collection = Collection(folder)
     ids = collection.ids
     found = [collection.search(QUERIES, 7), collection.search(QUERIES, 7, where="price < 4", exact=True)]
     found.append(collection.search(QUERIES, 7, text="17"))
@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
     """A collection with all that one can have: several files, removed and skipped rows, indexes, earlier versions."""
     folder = tmp_path_factory.mktemp("whole") / "it"
     made(folder, VECTORS, kept, count=200)
-    collection = Collection.open(folder)
+    collection = Collection(folder)
     collection.index("ivf_flat", probes=100)
     collection.remove(["doc/00005", "doc/00006"])
     rows = [*lookup_rows(300, kept=kept)[10:], {"id": "bad", "problem": "it is broken"}]
@@ -99,7 +99,7 @@ def test_a_writer_does_not_hide_damage(whole, tmp_path):
     for number, path in enumerate(sorted((whole / "data/train.lance/data").iterdir())):
         folder = tmp_path / str(number)
         shutil.copytree(whole, folder)
-        collection, broken = Collection.open(folder), folder / path.relative_to(whole)
+        collection, broken = Collection(folder), folder / path.relative_to(whole)
         content = bytearray(broken.read_bytes())
         content[len(content) // 2] ^= 1
         broken.write_bytes(bytes(content))
@@ -107,7 +107,7 @@ def test_a_writer_does_not_hide_damage(whole, tmp_path):
             lambda folder=folder: encode_collection(lookup_rows(300), encoder, folder, sync=True),
             lambda collection=collection: collection.remove([collection.ids[0]]),
             lambda collection=collection: collection.index(None),
-            lambda folder=folder: Collection.open(folder).index_faiss(),
+            lambda folder=folder: Collection(folder).index_faiss(),
         ):
             with pytest.raises(ValueError, match=rf"{broken.name}' is truncated or damaged: it differs from its"):
                 use()
@@ -120,14 +120,14 @@ def test_verify_hashes_what_was_hashed_before(whole, tmp_path, monkeypatch):
     monkeypatch.setattr("conjoin.retrieval.collection_table._SMALL", 0)
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
-    collection = Collection.open(folder)
+    collection = Collection(folder)
     collection.verify()
     path = next((folder / "data/train.lance/data").iterdir())
     content, found = bytearray(path.read_bytes()), path.stat()
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    Collection.open(folder)
+    Collection(folder)
     with pytest.raises(ValueError, match=f"{path.name}' is truncated or damaged"):
         collection.verify()
 
@@ -138,7 +138,7 @@ class TestFaiss:
         pytest.importorskip("faiss")
         folder = tmp_path / "it"
         made(folder, VECTORS, kept)
-        Collection.open(folder).index_faiss(factory, probes=100)
+        Collection(folder).index_faiss(factory, probes=100)
 
         def read_any(folder):
             found = open_collection(folder).search(QUERIES, 7)
@@ -154,7 +154,7 @@ class TestFaiss:
     def test_a_damaged_tag_beside_an_index_is_an_error_that_names_the_collection(self, tmp_path):
         pytest.importorskip("faiss")
         made(tmp_path, VECTORS[:50])
-        Collection.open(tmp_path).index_faiss("Flat")
+        Collection(tmp_path).index_faiss("Flat")
         path = tmp_path / "data/train.lance/_refs/tags/published.json"
         for content in (b"", b"nonsense", path.read_bytes()[:-4]):
             path.write_bytes(content)

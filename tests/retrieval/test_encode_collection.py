@@ -87,7 +87,7 @@ class TestContents:
         encoder = tiny_encoder(name="tiny")
         collection = encode(tmp_path / "new" / "folder", encoder=encoder)
         assert collection.changes == Changes(added=ROWS, encoded=ROWS) and len(collection) == ROWS
-        collection = Collection.open(tmp_path / "new" / "folder")
+        collection = Collection(tmp_path / "new" / "folder")
         assert collection.ids == [row["id"] for row in tiny_rows()] and collection.changes is None
         items = [{key: row[key] for key in ("image", "text") if row[key] is not None} for row in tiny_rows()]
         assert (collection.vectors().dtype, collection.dtype, collection.dimension) == (np.float32, "float32", 8)
@@ -114,7 +114,7 @@ class TestContents:
         np.testing.assert_array_equal(half.vectors(), full.vectors().astype(np.float16))
         queries = full.vectors()[::5]
         for memory in (0, 10**6):
-            found = Collection.open(tmp_path / "half", memory=memory).search(queries, 3)
+            found = Collection(tmp_path / "half", memory=memory).search(queries, 3)
             right = queries.astype(np.float64) @ half.vectors().astype(np.float64).T
             np.testing.assert_array_equal(found.scores, -np.sort(-right.astype(np.float32))[:, :3])
 
@@ -130,7 +130,7 @@ class TestContents:
         rows[3]["text"] = "another"
         assert encode(tmp_path, rows).changes == Changes(replaced=1, unchanged=9, encoded=1)
         assert sync(tmp_path, rows[5:]) == Changes(removed=5, unchanged=5)
-        collection = Collection.open(tmp_path)
+        collection = Collection(tmp_path)
         collection.remove(names[5:8])
         assert collection.ids == names[8:]
 
@@ -155,7 +155,7 @@ class TestResume:
             f"is unfinished, {safe} rows so far: run the same `conjoin encode`" if safe else "there is no collect"
         )
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            Collection.open(tmp_path)
+            Collection(tmp_path)
         encoder = counting()
         assert encode(tmp_path, encoder=encoder).changes == Changes(
             added=ROWS - safe, unchanged=safe, encoded=ROWS - safe
@@ -209,7 +209,7 @@ class TestResume:
         monkeypatch.setattr(Image, "open", None)
         for again in (rows, rows.to_iterable_dataset()):
             assert encode(tmp_path, again).changes == Changes(unchanged=5)
-        Collection.open(tmp_path).remove(["3"])
+        Collection(tmp_path).remove(["3"])
         with pytest.raises(ValueError, match="cannot read the image"):
             encode(tmp_path, rows)
 
@@ -226,7 +226,7 @@ class TestUpdate:
         assert encoded(encoder) == 6
         encode(tmp_path / "whole", changed_rows())
         assert state(tmp_path / "it") == state(tmp_path / "whole")
-        assert Collection.open(tmp_path / "it").version > version
+        assert Collection(tmp_path / "it").version > version
 
     def test_rows_stand_as_they_were_read(self, tmp_path):
         rows = [{"id": f"{number:03}", "text": f"text {number}"} for number in range(200)]
@@ -257,7 +257,7 @@ class TestUpdate:
             encode(tmp_path, stopping([*rows, {}], 6), tiny_encoder(input_type="cat"))
         for again in (rows, [{"id": "a", "text": "a"}]):
             assert encode(tmp_path, again, tiny_encoder(input_type="cat")).model.input_type == "cat"
-        assert len(Collection.open(tmp_path)) == 7
+        assert len(Collection(tmp_path)) == 7
 
 
 class TestPictures:
@@ -294,11 +294,11 @@ class TestPictures:
             encode(tmp_path / "it", rows)
         assert len(state(tmp_path / "it")) == 4
         assert encode(tmp_path / "it", rows, on_error="skip").changes == Changes(removed=1, unchanged=3, skipped=1)
-        (skipped,) = Collection.open(tmp_path / "it").skipped
+        (skipped,) = Collection(tmp_path / "it").skipped
         assert (skipped.row, skipped.id) == (3, "3") and set(state(tmp_path / "it")) == {"0", "1", "2"}
         Image.new("RGB", (4, 4), "green").save(tmp_path / "3.png")
         assert encode(tmp_path / "it", rows).changes == Changes(added=1, unchanged=3, encoded=1)
-        assert Collection.open(tmp_path / "it").skipped == []
+        assert Collection(tmp_path / "it").skipped == []
 
 
 BAD = {1: "image", 7: "problem", 9: "image", 10: "text", 11: "nothing", 22: "path"}
@@ -326,7 +326,7 @@ class TestSkipped:
         alone = encode(tmp_path / "good", good)
         assert collection.changes == Changes(added=17, skipped=6, encoded=17) and collection.ids == alone.ids
         np.testing.assert_allclose(collection.vectors(), alone.vectors(), atol=1e-6)
-        listed = Collection.open(tmp_path / "it").skipped
+        listed = Collection(tmp_path / "it").skipped
         assert [(row.row, row.id) for row in listed] == [(number, f"row/{number}") for number in BAD]
         assert [listed[place].reason for place in (0, 1, 3)] == [
             "item 'row/1': cannot read the image: 10 bytes of an unknown format",
@@ -434,12 +434,12 @@ class TestErrors:
             "file": "is a file; `conjoin start .*` makes a collection",
         }
         for name, message in messages.items():
-            for use in (Collection.open, encode):
+            for use in (Collection, encode):
                 with pytest.raises(ValueError, match=message):
                     use(tmp_path / name)
         for name in ("empty", "missing"):
             with pytest.raises(FileNotFoundError, match=r"there is no collection in .*: run `conjoin encode`"):
-                Collection.open(tmp_path / name)
+                Collection(tmp_path / name)
         assert {path.name for path in tmp_path.rglob("*")} == {*messages, "notes.txt", "empty"}
         assert len(encode(tmp_path / "empty")) == ROWS
 
@@ -551,12 +551,12 @@ class TestKept:
         assert encode(tmp_path / "it", rows, encoder).changes == Changes(replaced=3, unchanged=3)
         assert encoded(encoder) == 0
         assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
-        collection = Collection.open(tmp_path / "it")
+        collection = Collection(tmp_path / "it")
         assert sorted(collection.select("colour = 'red' or price = 5")) == ["1", "2", "5"]
         collection.index(None)
         rows[4]["metadata"] = {"price": 7}
         encode(tmp_path / "it", rows)
-        assert Collection.open(tmp_path / "it").select("price > 6") == ["4"]
+        assert Collection(tmp_path / "it").select("price > 6") == ["4"]
 
     def test_another_type_in_an_update_is_named(self, small, tmp_path):
         kept = {"price": 1, "size": {"a": 1}, "sizes": [{"a": 1}]}

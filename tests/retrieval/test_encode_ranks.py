@@ -45,7 +45,7 @@ def finish(run, code=0):
 
 def contents(uri):
     """All rows by id, in the order of their ids; the vectors as bytes."""
-    table = Collection(uri)._table.to_arrow().sort_by("id")
+    table = Collection(uri).table.to_arrow().sort_by("id")
     names = sorted(name for name in table.column_names if name != "vector")
     vectors = [np.array(vector, dtype=np.float32).tobytes() for vector in table["vector"].to_pylist()]
     return dict(zip(table["id"].to_pylist(), vectors, strict=True)), table.select(names).to_pylist()

@@ -22,14 +22,14 @@ def kept(number):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "it"
     made(folder, VECTORS, kept, count=1990)
-    collection = Collection.open(folder)
+    collection = Collection(folder)
     collection.remove(["doc/00005", "doc/00006"])  # rows are then numbered with gaps
     made(folder, VECTORS, kept).remove(["doc/00007"])
     return folder
 
 
 def build(folder, factory=None, **options):
-    collection = Collection.open(folder)
+    collection = Collection(folder)
     collection.index_faiss(factory, **options)
     return collection
 
@@ -49,7 +49,7 @@ def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
     index = build(tmp_path / "it", factory, probes=2000)
     settings = index.faiss.settings
     assert (settings["factory"], settings["probes"]) == (factory, 2000) and index.recall() > 0.99
-    collection = Collection.open(folder)
+    collection = Collection(folder)
     for opened in (index, open_collection(tmp_path / "it")):
         assert opened.faiss is not None and opened.ids == collection.ids and len(opened) == 1999
         for options in ({}, {"where": "label is null and price != 4"}):
@@ -67,7 +67,7 @@ def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
 
 @pytest.mark.parametrize("factory", [*ROUGH, None])
 def test_rough_kinds_find_most(factory, folder, tmp_path):
-    index = Collection.open(shutil.copytree(folder, tmp_path / "it"))
+    index = Collection(shutil.copytree(folder, tmp_path / "it"))
     measured = index.index_faiss(factory, recall_queries=30)
     assert measured > 0.25 and open_collection(tmp_path / "it").recall(30) == measured
     right = naive(VECTORS[places()], QUERIES, 10, [f"doc/{n:05d}" for n in places()])[0]

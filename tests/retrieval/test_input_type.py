@@ -92,7 +92,7 @@ def test_collections_record_the_input_type(pictures, tmp_path):
     rows = [{"id": "two", "image": pictures[:2]}, {"id": "one", "image": pictures[2]}, {"id": "text", "text": "a"}]
     encoder = tiny_encoder(input_type="cat")
     encode_collection(rows, encoder, tmp_path)
-    collection = Collection.open(tmp_path)
+    collection = Collection(tmp_path)
     assert collection.model.input_type == "cat"
     assert search_items(collection, encoder, [{"image": pictures[:2]}], 1).ids == [["two"]]
     with pytest.raises(ValueError, match="several images under input type cat, these queries are encoded under avg"):

@@ -118,7 +118,7 @@ def test_a_copy_replaces_the_one_before_and_readers_see_one(collection, tmp_path
     uri, other = f"{tmp_path / 'm.db'}/photos", f"{tmp_path / 'm.db'}/other"
     encoder = lookup_encoder(VECTORS)
     made(tmp_path / "it", VECTORS, kept, count=50)
-    copy_to_milvus(Collection.open(tmp_path / "it"), uri)
+    copy_to_milvus(Collection(tmp_path / "it"), uri)
     copy_to_milvus(collection, other)
     opened = MilvusCollection(uri)
     newer = encode_collection(lookup_rows(90, 20, kept), encoder, tmp_path / "it", sync=True)

@@ -81,7 +81,7 @@ def run(options: Options) -> None:
             raise ValueError(f"--visual {name}: no such attribute; there are {', '.join(catalogue.attributes)}")
     vectors = None
     if options.collection is not None:
-        vectors = Collection.open(options.collection).vectors(catalogue.ids)
+        vectors = Collection(options.collection).vectors(catalogue.ids)
     out = compose_queries(
         catalogue,
         options.out,

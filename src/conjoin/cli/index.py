@@ -36,7 +36,7 @@ def run(options: Options) -> None:
     """Run the command."""
     from conjoin.retrieval import Collection
 
-    collection = Collection.open(options.collection)
+    collection = Collection(options.collection)
     if options.faiss is not None:
         recall = collection.index_faiss(options.faiss or None)
         print(f"FAISS index of {len(collection)} vectors in {options.collection}, recall@10 {recall:.3f}")

@@ -30,7 +30,7 @@ def run(options: Options) -> None:
         raise FileNotFoundError(f"no collection or saved model in {options.folder!r} ({FOLDER_CHECKSUMS})")
     for folder in (path.parent for path in sums):
         if (folder / "data" / "train.lance").is_dir():
-            Collection.open(folder).verify()
+            Collection(folder).verify()
         else:
             check_checksums(folder, "restore it from a copy")
     print(f"{options.folder}: all files are as they were written")

@@ -5,13 +5,12 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import datasets
 import lancedb.index
 import numpy as np
 import pyarrow as pa
-import torch
 from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
@@ -76,6 +75,10 @@ class Collection:
 
     Attributes:
         uri: As given.
+        table: The Lance table, at this version.
+        metadata: `key`, what the vectors were made from; `details`, what else is known; `index`, how to search them.
+        dimension: Length of the vectors.
+        dtype: Of their numbers, `"float32"` or `"float16"`.
         changes: What the encoding did that made this object; None if it was opened.
 
     Raises:
@@ -90,57 +93,40 @@ class Collection:
         self._load()
 
     def _load(self) -> None:
-        self._table = open_published(self.uri)
-        self._metadata = read_metadata(self._table)
-        field = self._table.schema.field(VECTOR).type
+        self.table = open_published(self.uri)
+        self.metadata = read_metadata(self.table)
+        field = self.table.schema.field(VECTOR).type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
         self.__dict__.pop("faiss", None)
-        self._held: HeldVectors | None = None
+        self._held: tuple[pa.Array, np.ndarray, np.ndarray] | None = None
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
-            self._held = HeldVectors(*self.held(), choose_device())
+            self._held = self._sorted_vectors()
 
     @cached_property
     def faiss(self) -> FaissIndex | None:
         """The index of FAISS beside the table, if it is of this version; searches without a condition use it."""
         return FaissIndex.open(self.uri, self.version)
 
-    @classmethod
-    def open(cls, uri: str | Path, **options: Any) -> Self:  # noqa: ANN401
-        """Open the collection at `uri`; options and errors as for the class."""
-        return cls(uri, **options)
-
     def __len__(self) -> int:
         """How many rows there are."""
-        return self._table.count_rows()
+        return self.table.count_rows()
 
     @property
     def version(self) -> int:
         """The version of the table; each publication has a higher one."""
-        return int(self._table.version)
-
-    @property
-    def table(self) -> Table:
-        """The Lance table, at this version."""
-        return self._table
+        return int(self.table.version)
 
     @property
     def model(self) -> ModelIdentity:
         """The model that made the vectors, and its input type if there are items with several images."""
-        return recorded_identity(self._metadata)
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """`key`: what the vectors were made from; `details`: what else is known; `index`: how they are searched."""
-        return self._metadata
+        return recorded_identity(self.metadata)
 
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns that a condition may name: the id, the text, the images, the kept ones."""
-        return pa.schema(
-            [field for field in self._table.schema if field.name == "id" or field.name not in OWN_COLUMNS]
-        )
+        return pa.schema([field for field in self.table.schema if field.name == "id" or field.name not in OWN_COLUMNS])
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -181,7 +167,7 @@ class Collection:
         Raises:
             ValueError: An id is not in the collection.
         """
-        names = self._table.schema.names
+        names = self.table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += [PICTURE] if pictures and PICTURE in names else []
         table, places = self._look_up(ids, columns)
@@ -202,7 +188,7 @@ class Collection:
             ValueError: It cannot; the message names the columns.
         """
         with reading(self.uri, where, self.schema):
-            self._table.search().select(["id"]).where(condition(where)).limit(1).to_arrow()
+            self.table.search().select(["id"]).where(condition(where)).limit(1).to_arrow()
 
     def scan(self, columns: list[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
@@ -218,7 +204,7 @@ class Collection:
             yield from self._query(columns, where).to_batches()
 
     def _query(self, columns: list[str], where: str | None) -> Any:  # noqa: ANN401 - lancedb's
-        query = self._table.search().select(columns)
+        query = self.table.search().select(columns)
         return query if where is None else query.where(condition(where))
 
     def _read(self, columns: list[str], where: str | None = None) -> pa.Table:
@@ -273,17 +259,20 @@ class Collection:
         if self.faiss is not None and where is None and not exact:
             return as_result(self.faiss.search(queries, k))
         if self._held is not None:
-            numbers = None if where is None else self._read(["id"], where)["_rowid"].to_numpy()
-            return self._held.search(queries, k, numbers)
+            ids, numbers, stored = self._held
+            among = None
+            if where is not None:
+                among = np.flatnonzero(np.isin(numbers, self._read(["id"], where)["_rowid"].to_numpy()))
+            return named(ids, *exact_search(queries, stored, k, among=among, device=choose_device()))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
         return as_result([ranking for part in parts for ranking in self._nearest(part, k, where, exact)])
 
     def _nearest(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> list[Ranking]:
         """The nearest rows of a few queries, scored again in float64."""
-        search: Any = self._table.search(queries)
+        search: Any = self.table.search(queries)
         search = search.distance_type("dot").limit(k).select(["id", VECTOR, "_distance"])
-        settings = self._metadata.get("index") or {}
+        settings = self.metadata.get("index") or {}
         if exact or not settings:
             search = search.bypass_vector_index()
         else:
@@ -305,8 +294,8 @@ class Collection:
         A row that has a part s of the best row's score by words adds 1.5 s³: runs of letters are in most rows, so a
         small s means nothing.
         """
-        if TEXT not in index_names(self._table):
-            command = f"conjoin index {self.uri}{' --kind none' if self._metadata['index'] is None else ''}"
+        if TEXT not in index_names(self.table):
+            command = f"conjoin index {self.uri}{' --kind none' if self.metadata['index'] is None else ''}"
             raise ValueError(f"the collection {self.uri!r} has no texts, or no index of their words: run `{command}`")
         if len(texts) != len(queries):
             raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
@@ -329,7 +318,7 @@ class Collection:
     def _with_words(self, words: str, k: int, where: str | None) -> list[tuple[str, float]]:
         """The rows that have some of the words, with their scores as shares of the best."""
         words = " ".join(dict.fromkeys(unicodedata.normalize(form, words) for form in ("NFC", "NFD")))
-        search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
+        search = self.table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()
         ids, scores = table["id"].to_pylist(), table["_score"].to_pylist()
@@ -337,7 +326,7 @@ class Collection:
             logger.warning("no row of %r has the words %.80r: only the vectors rank", self.uri, words)
         return [(id_, score / max(scores)) for id_, score in zip(ids, scores, strict=True)]
 
-    def held(self) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    def _sorted_vectors(self) -> tuple[pa.Array, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
         table = self._read(["id", VECTOR])
         ids, numbers = table["id"].combine_chunks(), table["_rowid"].to_numpy()
@@ -393,10 +382,10 @@ class Collection:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
             elif VECTOR in index_names(table):
                 table.drop_index(VECTOR)
-            write_metadata(table, self._metadata | {"index": settings})
+            write_metadata(table, self.metadata | {"index": settings})
 
         columns = [field.name for field in self.schema if field.name != TEXT and _can_be_indexed(field.type)]
-        if TEXT in self.schema.names and self._table.count_rows(f"{TEXT} is not null"):
+        if TEXT in self.schema.names and self.table.count_rows(f"{TEXT} is not null"):
             columns.append(TEXT)
         self._write(build, columns)
         return None if kind is None else self.recall(recall_queries)
@@ -424,7 +413,7 @@ class Collection:
             self._load()
             if not len(self):
                 raise ValueError(f"the collection {self.uri!r} has no rows to index")
-            ids, _, vectors = self.held()
+            ids, _, vectors = self._sorted_vectors()
             factory = factory or default_factory(len(self))
             settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
             self.faiss = FaissIndex(train_faiss(factory, vectors), ids, settings)
@@ -438,7 +427,7 @@ class Collection:
             queries: How many vectors of the collection to search for, spread evenly.
         """
         indices = np.unique(np.linspace(0, len(self) - 1, min(queries, len(self))).round().astype(int)).tolist()
-        sample = self._table.take_offsets(indices).select(["id", VECTOR]).to_arrow()
+        sample = self.table.take_offsets(indices).select(["id", VECTOR]).to_arrow()
         names = sample["id"].to_pylist()
         vectors = matrix(sample[VECTOR], self.dimension)
         wanted = self.search(vectors, _DEPTH + 1, exact=True).ids
@@ -460,12 +449,12 @@ class Collection:
         if folder is None:
             raise ValueError(f"{self.uri!r} is no folder of this machine: only those have checksums")
         check_files(folder, self.version, everything=True)
-        for _ in self.scan(self._table.schema.names):  # a missing file is an error of Lance
+        for _ in self.scan(self.table.schema.names):  # a missing file is an error of Lance
             pass
 
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
-        columns = [name for name in self._table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
+        columns = [name for name in self.table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
         table = self._read(columns).select(columns).replace_schema_metadata(None)
         table = table if len(table) else table.schema.empty_table()
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
@@ -489,20 +478,6 @@ def _has_same_rows(table: Table, uri: str) -> bool:
     published = open_published(uri)
     now, before = (each.search().select(["id", ROW_DIGEST]).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
-
-
-class HeldVectors(NamedTuple):
-    """The ids, Lance's numbers and the vectors of all rows in memory, in the order of the ids, and where to rank."""
-
-    ids: pa.Array
-    row_ids: np.ndarray
-    vectors: np.ndarray
-    device: torch.device
-
-    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> SearchResult:
-        """The nearest among some rows, or all; equal scores in the order of the ids."""
-        among = None if row_ids is None else np.flatnonzero(np.isin(self.row_ids, row_ids))
-        return named(self.ids, *exact_search(queries, self.vectors, k, among=among, device=self.device))
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types

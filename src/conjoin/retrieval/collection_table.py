@@ -24,7 +24,6 @@ from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, locked,
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
-REMEDY = "run `conjoin encode`"
 VECTOR = "vector"
 TEXT = "text"
 ITEM_DIGEST, ROW_DIGEST = "item_digest", "row_digest"
@@ -79,13 +78,9 @@ def open_table(uri: str | Path, writes: bool = False) -> Table:
     folder = local_folder(uri)
     if folder is not None and not (folder / "data").is_dir():
         check_place(folder)
-        raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}")
-    try:
+        raise FileNotFoundError(f"there is no collection in {str(uri)!r}: run `conjoin encode`")
+    with reading(uri):
         return _connect(uri, writes).open_table(_NAME)
-    except Exception as error:  # as in `reading`
-        if isinstance(error, ValueError) and "not found" in str(error):
-            raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}") from error
-        raise _unreadable(uri, error) from error
 
 
 def open_newest(uri: str | Path) -> Table:
@@ -300,6 +295,7 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
     """Name the collection, or the condition, in what Lance raises.
 
     Raises:
+        FileNotFoundError: There is no table.
         DamagedError: A file of a folder is missing or damaged.
         ConnectionError: The collection is elsewhere and cannot be reached.
         ValueError: The condition cannot be evaluated.
@@ -307,23 +303,19 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
     try:
         yield
     except Exception as error:  # of a damaged file Lance makes a ValueError, RuntimeError, OSError or RustPanic
+        reason = _first_line(error)
         if isinstance(error, ValueError) and where is not None:
             named = ", ".join(f"{field.name} ({field.type})" for field in columns or ())
-            is_number = "could not convert" in str(error)
-            hint = "; `conjoin encode --keep NAME:number` reads texts as numbers" if is_number else ""
-            reason = f"cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
-            raise ValueError(f"the condition {where!r:.200} {reason}") from error
-        raise _unreadable(uri, error) from error
-
-
-def _unreadable(uri: str | Path, error: Exception) -> Exception:
-    """The error of a collection that Lance cannot read: only files on this machine are called damaged."""
-    if local_folder(uri) is None:
-        return ConnectionError(
-            f"the collection {str(uri)!r} cannot be read: {_first_line(error)}; check the address, the network and "
-            "your credentials"
-        )
-    return DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}")
+            if "could not convert" in reason:
+                named += "; `conjoin encode --keep NAME:number` reads texts as numbers"
+            problem = f"cannot be evaluated: {reason}; the columns are {named}"
+            raise ValueError(f"the condition {where!r:.200} {problem}") from error
+        if f"Table '{_NAME}' was not found" in reason:
+            raise FileNotFoundError(f"there is no collection in {str(uri)!r}: run `conjoin encode`") from error
+        problem = f"the collection {str(uri)!r} cannot be read: {reason}"
+        if local_folder(uri) is not None:
+            raise DamagedError(problem) from error
+        raise ConnectionError(f"{problem}; check the address, the network and your credentials") from error
 
 
 def _connect(uri: str | Path, writes: bool) -> Any:  # noqa: ANN401 - lancedb.DBConnection
