@@ -181,15 +181,6 @@ class Collection:
         """
         return list(self._read(["id"], where)["id"].to_pylist())
 
-    def check(self, where: str) -> None:
-        """Make sure that a condition can be evaluated.
-
-        Raises:
-            ValueError: It cannot; the message names the columns.
-        """
-        with reading(self.uri, where, self.schema):
-            self.table.search().select(["id"]).where(condition(where)).limit(1).to_arrow()
-
     def scan(self, columns: list[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
 

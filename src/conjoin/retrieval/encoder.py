@@ -119,11 +119,11 @@ class ItemEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over configuration and weights, wherever the model is stored.
+        """SHA-256 over configuration and weights, wherever the model is stored; or the model's own `fingerprint`.
 
         Computed once: make a new encoder after changing the weights.
         """
-        return model_fingerprint(self.model)
+        return getattr(self.model, "fingerprint", None) or model_fingerprint(self.model)
 
     @property
     def identity(self) -> ModelIdentity:

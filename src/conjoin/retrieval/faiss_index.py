@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from conjoin.retrieval.collection_table import local_folder
 from conjoin.retrieval.vectors import Ranking, as_ranking, check_vectors
-from conjoin.storage import DamagedError, check_checksums, flush_tree, publish_folder, temporary_path, write_checksums
+from conjoin.storage import DamagedError, check_checksums, publish_folder, temporary_path, write_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,6 @@ class FaissIndex(NamedTuple):
             pq.write_table(pa.table({"id": self.ids}), aside / _ROWS)
             (aside / _SETTINGS).write_text(json.dumps(self.settings, indent=2), encoding="utf-8")
             write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
-            flush_tree(aside)
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
             publish_folder(aside, folder / FOLDER)
 

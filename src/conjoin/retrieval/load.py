@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import VisionTextDualEncoderConfig
 
 from conjoin.constants import AUTO, SAMPLE_MODEL
+from conjoin.data import SAMPLE_VISION_LAYER, load_sample_text_tower, load_sample_vision_tower, sample_image_processor
 from conjoin.devices import choose_bf16, choose_device
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
 from conjoin.hub.load import REMEDY, has_file, is_embedder, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
-from conjoin.retrieval.encoder import ItemEncoder, model_name
-from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
+from conjoin.retrieval.encoder import EncoderOutput, ItemEncoder, model_name
+from conjoin.retrieval.onnx_encoder import load_onnx_model
 from conjoin.retrieval.sentence_encoder import SentenceEncoder, SentenceItems, load_sentence_transformer
-from conjoin.retrieval.stock_encoder import load_stock_model
+from conjoin.retrieval.stock_encoder import StockProcessor, load_stock_model
 from conjoin.storage import check_checksums
 
 
@@ -85,13 +89,11 @@ def load_encoder(
             raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
         if dtype not in (None, AUTO):
             raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
-        return OnnxEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **settings)
+        return ItemEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **settings)
 
     def load() -> tuple[Any, Any]:
         if path == SAMPLE_MODEL:
-            from conjoin.retrieval.sample_encoder import load_sample_towers
-
-            return load_sample_towers()
+            return SampleTowers(), StockProcessor(sample_image_processor(), load_sample_text_tower()[1], "longest")
         if is_own:
             return load_model(path, revision=revision)
         check_checksums(Path(path), REMEDY)
@@ -110,3 +112,35 @@ def load_encoder(
         dtype = torch.bfloat16 if choose_bf16(dtype, target) else None
     kind = SentenceEncoder if isinstance(processor, SentenceItems) else ItemEncoder
     return kind(model, processor, batch_size, target, dtype, **settings)
+
+
+class SampleTowers(torch.nn.Module):
+    """The unit vectors of a vision tower and a text tower side by side, L2-normalised; a missing part is zero.
+
+    Nothing is trained on top: words are compared with words, and pictures with pictures.
+
+    Raises:
+        ImportError: The `sample` extra is not installed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision_model = load_sample_vision_tower()
+        self.text_model, _ = load_sample_text_tower()
+        self.config = VisionTextDualEncoderConfig.from_vision_text_configs(
+            self.vision_model.config, self.text_model.config, vision_hidden_layer=SAMPLE_VISION_LAYER
+        )
+
+    def forward(
+        self, items: Tensor, images: dict[str, Tensor] | None = None, texts: dict[str, Tensor] | None = None
+    ) -> EncoderOutput:
+        """Embed a batch of `StockProcessor`; `items` `(N, 2)` says which have an image and which a text."""
+        parts = torch.zeros(len(items), 2, self.text_model.config.hidden_size, device=items.device)
+        if images is not None:
+            states = self.vision_model(**images, output_hidden_states=True).hidden_states[SAMPLE_VISION_LAYER]
+            parts[items[:, 0], 0] = F.normalize(states[:, 0].float(), dim=1)
+        if texts is not None:
+            mask = texts["attention_mask"][..., None]
+            words = (self.text_model(**texts).last_hidden_state.float() * mask).sum(1)  # normalised: as their mean
+            parts[items[:, 1], 1] = F.normalize(words, dim=1)
+        return EncoderOutput(F.normalize(parts.flatten(1), dim=1))

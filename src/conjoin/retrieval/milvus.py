@@ -98,10 +98,6 @@ class MilvusCollection:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return [by_id[id_] for id_ in ids]
 
-    def check(self, where: str) -> None:
-        """As `Collection.check`."""
-        self._call("query", self._name, filter=where, output_fields=["id"], limit=1)
-
     def select(self, where: str) -> list[str]:
         """As `Collection.select`, with a condition in Milvus's language."""
         pages = self._call("query_iterator", self._name, filter=where, output_fields=["id"])

@@ -1,6 +1,6 @@
 """ONNX exports of this package behind the interface of `ItemEncoder`: onnxruntime computes, PyTorch does not."""
 
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers.utils import cached_file
 
 from conjoin.hub.load import load_config, load_processor, loading
 from conjoin.hub.onnx_export import GRAPHS, SETTINGS, WEIGHTS, onnx_settings
-from conjoin.retrieval.encoder import EncoderOutput, ItemEncoder
+from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import check_checksums
 
 
@@ -23,6 +23,10 @@ class OnnxModel(torch.nn.Module):
 
     Args:
         folder: What `export_onnx` wrote.
+
+    Attributes:
+        fingerprint: Of the model that was exported, whose collections a float32 export searches; one in 8 bits has its
+            own.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -69,20 +73,6 @@ class OnnxModel(torch.nn.Module):
         session = self.session(name)
         feed = {each.name: inputs[each.name][rows] for each in session.get_inputs()}
         return session.run(["embeddings"], feed)[0]
-
-
-class OnnxEncoder(ItemEncoder):
-    """An `ItemEncoder` on onnxruntime.
-
-    A float32 export has the fingerprint of the model that it was made from: it searches that model's indexes. One in
-    8 bits has its own.
-    """
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """As the export recorded it."""
-        model: Any = self.model
-        return model.fingerprint
 
 
 def load_onnx_model(path: str | Path, revision: str | None = None) -> tuple[OnnxModel, ProcessorMixin]:
