@@ -6,7 +6,7 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs
-from conjoin.evaluation.report.search_page import write_search_page
+from conjoin.evaluation.search_page import write_search_page
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel

@@ -9,7 +9,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
-from conjoin.evaluation.benchmark import baseline_table, other_encoders
+from conjoin.evaluation.benchmark import baseline_table
+from conjoin.evaluation.readouts import other_encoders
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, Task, evaluate, evaluate_cells, make_report
-from conjoin.evaluation.task import penalise_hubs
+from conjoin.evaluation.benchmark import penalise_hubs
 from tiny_letters import count_letters, count_letters_and_red, letters_encoder
 
 

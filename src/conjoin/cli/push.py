@@ -72,7 +72,7 @@ def run(options: Options) -> None:
     """Collect the files, say what is pushed, and push."""
     from huggingface_hub.utils import validate_repo_id
 
-    from conjoin.evaluation.hf_metrics.space import metric_upload
+    from conjoin.evaluation.metric_space import metric_upload
     from conjoin.hub import model_upload, push
     from conjoin.hub.dataset_upload import dataset_upload
     from conjoin.retrieval.collection_copy import collection_upload

@@ -98,7 +98,7 @@ def run(options: Options) -> None:
             "--image, or encode with a model that compares words with pictures"
         ]
     if options.html is not None:
-        from conjoin.evaluation.report.search_page import write_search_page
+        from conjoin.evaluation.search_page import write_search_page
         from conjoin.retrieval.pictures import picture_folders
 
         page: dict[str, Any] = {"title": options.title_column, "notes": notes}

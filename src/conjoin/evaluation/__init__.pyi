@@ -1,5 +1,10 @@
-from conjoin.evaluation.benchmark import evaluate as evaluate, make_report as make_report
-from conjoin.evaluation.hf_metrics import load_metric as load_metric
+from conjoin.evaluation.benchmark import (
+    CellScores as CellScores,
+    EvaluateOptions as EvaluateOptions,
+    evaluate as evaluate,
+    evaluate_cells as evaluate_cells,
+    make_report as make_report,
+)
 from conjoin.evaluation.metrics import (
     best_ranks as best_ranks,
     bootstrap_ci as bootstrap_ci,
@@ -15,7 +20,12 @@ from conjoin.evaluation.rank_metrics import (
     recall_at_k as recall_at_k,
     score_rankings as score_rankings,
 )
-from conjoin.evaluation.report.page import render_report as render_report
+from conjoin.evaluation.report import (
+    format_results as format_results,
+    format_table as format_table,
+    render_report as render_report,
+    score_table as score_table,
+)
 from conjoin.evaluation.results import (
     Curve as Curve,
     Example as Example,
@@ -30,15 +40,5 @@ from conjoin.evaluation.results import (
     read_qrels as read_qrels,
     score_ranks as score_ranks,
     score_symmetric as score_symmetric,
-)
-from conjoin.evaluation.tables import (
-    format_results as format_results,
-    format_table as format_table,
-    score_table as score_table,
-)
-from conjoin.evaluation.task import (
-    CellScores as CellScores,
-    EvaluateOptions as EvaluateOptions,
-    evaluate_cells as evaluate_cells,
 )
 from conjoin.evaluation.tasks import Cell as Cell, Rows as Rows, Task as Task, find_task as find_task

@@ -1,37 +1,60 @@
-"""How a benchmark is evaluated and reported, and the baselines beside it.
+"""How a benchmark is evaluated: encode, search, rank and score its cells, and report them beside baselines.
 
-A baseline scores the same cells with a part of each item, or with the model's towers instead of the model.
+A wrong candidate that ties with the best right one counts as better. The vectors of a corpus are stored in a
+collection, so an interrupted evaluation resumes. A baseline scores the same cells with a part of each item, or with
+another readout of the model.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow as pa
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
-from conjoin.constants import SOLAR_HEADS
 from conjoin.data.columns import undecoded
-from conjoin.data.row_images import plain_text
-from conjoin.evaluation.results import Headline, Results, Score, Table
-from conjoin.evaluation.tables import average, metric_name, random_order, score_table
-from conjoin.evaluation.task import CellScores, EvaluateOptions, evaluate_cells
+from conjoin.data.row_images import plain_text, row_item
+from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance, triplet_wins
+from conjoin.evaluation.readouts import HEADS, TOWERS, other_encoders
+from conjoin.evaluation.report import average, metric_name, random_order, score_table
+from conjoin.evaluation.results import (
+    Example,
+    Headline,
+    Hit,
+    Metric,
+    Results,
+    Score,
+    Shown,
+    Table,
+    score_ranks,
+    score_symmetric,
+)
 from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
-from conjoin.retrieval import ItemEncoder
-from conjoin.retrieval.encoder import EncoderOutput
+from conjoin.progress import progress
+from conjoin.retrieval import (
+    Collection,
+    ItemEncoder,
+    Reranker,
+    SearchResult,
+    encode_collection,
+    rerank,
+    search_exactly,
+)
+from conjoin.retrieval.encoder import Role
+from conjoin.retrieval.vectors import as_result
 
-PARTS = {"text": "text alone", "image": "picture alone"}
-SUM, TOWERS, HEADS = "sum of views", "towers alone", "with W"
+PARTS = ("image", "text")
+VIEWS = {"text alone": "text", "picture alone": "image", "sum of views": "sum"}
+"""What a baseline sees of the items, by its label."""
 MOST_ROWS = 10_000
 """Queries and candidates up to which baselines are scored unless they are asked for."""
 MOST_PRINTED = 12
 """Rows of a table up to which it is printed, too."""
+SHOWN_RESULTS = 5
+"""Results of an example in the report."""
 _EXAMPLES = 12
 _BASELINES_NOTE = (
     "The same queries, candidates and judgements. Text alone, picture alone: only this part of each item is seen. Sum "
@@ -39,6 +62,198 @@ _BASELINES_NOTE = (
     "picture's global token and the mean of the text's tokens. With W: a picture or a text alone is projected by the "
     "heads of SOLAR's stage 1. Where a baseline is better, use the baseline."
 )
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How cells are evaluated.
+
+    Args:
+        ks: Cut-offs of the hit rates.
+        mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
+        seed: Of the bootstrap.
+        show_progress: Show progress bars.
+        hubness_penalty: Subtract this times a candidate's mean score over all queries of its cell, as the code of PUMA
+            does with 0.2. It needs all test queries at once (transductive).
+        reranker: Sorts the first candidates of each query again, in scores and run files.
+        rerank_top: How many of them.
+        baselines: Also score parts of the items, and the model's towers. None: if there are few rows.
+        prompt: Of queries without an instruction, in place of the model's own prompt.
+        prompt_name: The name of one of the model's prompts, likewise.
+    """
+
+    ks: Sequence[int] = (1, 5, 10)
+    mrr: int | None = 10
+    seed: int = 0
+    show_progress: bool = False
+    hubness_penalty: float = 0.0
+    reranker: Reranker | None = None
+    rerank_top: int = 100
+    baselines: bool | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+
+
+class _Vectors:
+    """Vectors `(N, D)` in memory, read as those of a `Collection`."""
+
+    def __init__(self, ids: Sequence[str], matrix: np.ndarray) -> None:
+        self.ids, self.matrix, self._index = ids, matrix, {id_: index for index, id_ in enumerate(ids)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batches(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
+        yield pa.array(self.ids, pa.string()), self.matrix
+
+    def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
+        return self.matrix if ids is None else self.matrix[[self._index[id_] for id_ in ids]]
+
+
+def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
+    """The prompt that gives an encoder an instruction: models of other libraries read it before the text as it is."""
+    return f"{instruction} " if instruction and hasattr(encoder.processor, "digest") else instruction
+
+
+def plain_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:
+    """The rows, with images as files or bytes."""
+    is_dataset = isinstance(rows.rows, datasets.Dataset | datasets.IterableDataset)
+    return undecoded(rows.rows) if is_dataset else rows.rows
+
+
+@dataclass(frozen=True)
+class CellVectors:
+    """The vectors of rows, each encoded once.
+
+    Args:
+        encoder: The model.
+        folder: Of the collections.
+        options: Prompts and progress bars.
+        view: What the model sees of the rows: None for all; `"image"` or `"text"` for this part, of the rows that have
+            it; `"sum"` adds the vectors of both parts. The vectors of views are not stored.
+        encoded: The vectors by name of the rows; those of several views share it.
+    """
+
+    encoder: ItemEncoder
+    folder: Path
+    options: EvaluateOptions
+    view: str | None = None
+    encoded: dict[str, Collection | _Vectors] = field(default_factory=dict, repr=False)
+
+    def of(self, rows: Rows, role: Role = "document") -> Collection | _Vectors:
+        """Encode rows in their role, or return what was encoded before."""
+        instruction, prompt, name = rows.instruction, None, None
+        if isinstance(instruction, str):
+            prompt = as_prompt(self.encoder, instruction)
+        elif role == "query":
+            prompt, name = self.options.prompt, self.options.prompt_name
+        if role == "query" and self.encoder.is_symmetric and instruction is prompt is name is None:
+            role = "document"  # its vectors are the same
+        folder = rows.folder if role == "document" else f"{rows.folder}-queries"
+        key = f"{folder}, {self.view}"
+        if key in self.encoded:
+            return self.encoded[key]
+        how: dict[str, Any] = {"role": role, "prompt_name": name, "show_progress": self.options.show_progress}
+        found: Collection | _Vectors
+        if self.view == "sum":
+            total: dict[str, np.ndarray] = {}
+            for part in PARTS:
+                alone = replace(self, view=part).of(rows, role)
+                for id_, vector in zip(alone.ids, alone.vectors(), strict=True):
+                    total[id_] = total.get(id_, 0) + vector
+            matrix = np.stack(list(total.values()))
+            found = _Vectors(list(total), matrix / np.linalg.norm(matrix, axis=1, keepdims=True))
+        elif self.view is None and (instruction is None or isinstance(instruction, str)):
+            found = encode_collection(rows.rows, self.encoder, self.folder / folder, prompt=prompt, sync=True, **how)
+        else:
+            seen = list(plain_rows(rows))
+            instructions = [None] * len(seen) if instruction is None or isinstance(instruction, str) else instruction
+            ids, items, prompts = [], [], []
+            for row, own in zip(seen, instructions, strict=True):
+                image, text = row.get("image"), row.get("text")
+                if self.view == "image":
+                    text = None
+                elif self.view == "text":
+                    image, text = None, None if text is None else plain_text(image, text)
+                if self.view is not None and image is None and text is None:
+                    continue
+                ids.append(str(row["id"]))
+                items.append(row_item({"image": image, "text": text}, f"item {row['id']!r}"))
+                prompts.append(prompt if own is None else as_prompt(self.encoder, own))
+            matrix = self.encoder.encode(items, ids, prompt=prompts, **how) if items else np.empty((0, 1), np.float32)
+            found = _Vectors(ids, matrix)
+        self.encoded[key] = found
+        return found
+
+
+@dataclass(frozen=True)
+class CellScores:
+    """The ranks of the N scored queries of a cell.
+
+    Args:
+        cell: The cell.
+        ids: Of the queries.
+        sizes: `(N,)` how many candidates each query has.
+        ranks: `(N,)` rank of the best right candidate, from 1; a number beyond all cut-offs if it was not found.
+        results: The first candidates of each query.
+        vectors: Of queries and corpus.
+        wins: `(N,)` whether the right candidate is nearer than the negative, for a cell with `negatives`.
+    """
+
+    cell: Cell
+    ids: list[str] = field(repr=False)
+    sizes: np.ndarray = field(repr=False)
+    ranks: np.ndarray
+    results: SearchResult = field(repr=False)
+    vectors: CellVectors = field(repr=False)
+    wins: np.ndarray | None = None
+
+    def metrics(self, ids: Iterable[str] | None = None) -> dict[str, Metric]:
+        """Hit rates and so on of all queries or of some, with intervals and chance; empty without queries."""
+        position = {id_: position for position, id_ in enumerate(self.ids)}
+        index = [position[id_] for id_ in (self.ids if ids is None else ids)]
+        if not index:
+            return {}
+        options, ranks, sizes = self.vectors.options, self.ranks[index], self.sizes[index]
+        if self.wins is not None:
+            return score_symmetric(ranks, self.wins[index], sizes, options.ks, options.seed)
+        counts = [len(self.cell.qrels[self.ids[number]]) for number in index]
+        metrics = score_ranks(ranks, counts, sizes, options.ks, options.mrr, options.seed)
+        return metrics if self.cell.published is None else {"published": metrics[self.cell.published]} | metrics
+
+    def score(self) -> Score:
+        """The scores of all queries."""
+        return Score(self.cell.name, len(self.ids), int(self.sizes.max()), self.metrics(), dict(self.cell.labels))
+
+    def sample(self, count: int, missed: bool = False) -> list[str]:
+        """The ids of some queries, evenly spaced; of those whose first candidate is wrong if `missed`."""
+        ids = [id_ for id_, rank in zip(self.ids, self.ranks, strict=True) if not missed or rank > 1]
+        count = min(count, len(ids))
+        return [ids[number * len(ids) // count] for number in range(count)]
+
+    def examples(
+        self, ids: Sequence[str], title: str | None = None, show: Callable[[str], Shown] | None = None
+    ) -> list[Example]:
+        """The searches of some queries, with their first results.
+
+        Args:
+            ids: Of the queries.
+            title: Of each; None for the names of the cell and the query.
+            show: How a candidate is shown; None for what is encoded.
+        """
+        cell, examples = self.cell, []
+        show = show or (lambda name: Shown.from_item(cell.corpus.item(name), f"candidate {name}"))
+        for id_ in ids:
+            position = self.ids.index(id_)
+            ranked = zip(self.results.ids[position], self.results.scores[position].tolist(), strict=False)
+            found = [(name, score, name in cell.qrels[id_]) for name, score in ranked if np.isfinite(score)]
+            # as in the ranks, a wrong candidate that ties with a right one comes first
+            found.sort(key=lambda hit: hit[1] if hit[2] else hit[1] + tie_tolerance(torch.float32), reverse=True)
+            hits = [Hit(show(name), score, is_right) for name, score, is_right in found[:SHOWN_RESULTS]]
+            query = Shown.from_item(cell.queries.item(id_), f"query {id_}")
+            rank = int(self.ranks[position]) if any(is_right for _, _, is_right in found) else None
+            examples.append(Example(query, hits, rank, int(self.sizes[position]), title or f"{cell.name} · {id_}"))
+        return examples
 
 
 def evaluate(
@@ -68,8 +283,125 @@ def evaluate(
     results = make_report(task, evaluate_cells(encoder, task.cells(chosen), out, options))
     results.model = {"name": encoder.name, "fingerprint": encoder.fingerprint}
     results.dataset = {name: value for name, value in vars(chosen).items() if isinstance(value, str | int | list)}
-    results.config = {"hubness penalty": options.hubness_penalty, "resamples": options.resamples}
+    results.config = {"hubness penalty": options.hubness_penalty}
     return results
+
+
+def evaluate_cells(
+    encoder: ItemEncoder, cells: Sequence[Cell], out: str | Path, options: EvaluateOptions | None = None
+) -> list[CellScores]:
+    """Evaluate an encoder on cells. Rows of one name are encoded once.
+
+    Args:
+        encoder: The model.
+        cells: The cells.
+        out: Folder: vectors go to `collections`, the first candidates of each query to `runs` and the judgements to
+            `qrels` (TREC files).
+        options: How.
+
+    Raises:
+        ValueError: There are no cells, a cell has no queries, a query has no right candidate, an item cannot be read
+            (it is named), or a collection in `out` was made with another model.
+        FileNotFoundError: An image is missing.
+    """
+    options = options or EvaluateOptions()
+    if not cells:
+        raise ValueError("there are no cells to evaluate")
+    for cell in cells:
+        if not cell.qrels:
+            raise ValueError(f"{cell.name}: there are no queries")
+        for id_, right in cell.qrels.items():
+            if not right:
+                raise ValueError(f"query {id_!r} of {cell.name}: none of the candidates is right")
+    vectors = CellVectors(encoder, Path(out) / "collections", options)
+    for cell in cells:  # a model that does not take the queries says so before a large corpus is encoded
+        vectors.of(cell.queries, "query")
+    scores = []
+    for cell in progress(cells, "cells", show=options.show_progress):
+        scores.append(score_cell(cell, vectors))
+        if cell.run_depth:
+            _write_run(cell, scores[-1].results, Path(out))
+    return scores
+
+
+def score_cell(cell: Cell, vectors: CellVectors) -> CellScores:
+    """Search a cell, and rank the best right candidate of each query among those found."""
+    options, ids, among = vectors.options, list(cell.qrels), cell.candidates
+    corpus, queries = vectors.of(cell.corpus), vectors.of(cell.queries, "query").vectors(ids)
+    asked = penalise_hubs(queries, options.hubness_penalty)
+    if isinstance(among, Mapping):
+        sizes = np.array([len(among[id_]) for id_ in ids])
+        number = {id_: index for index, id_ in enumerate(corpus.ids)}
+        matrix, rankings = corpus.vectors(), []
+        for query, names in zip(asked, map(among.__getitem__, ids), strict=True):
+            similarity = matrix[[number[name] for name in names]] @ query
+            order = np.argsort(-similarity, kind="stable")
+            rankings.append(([names[index] for index in order], similarity[order]))
+        results = as_result(rankings)
+    else:
+        sizes = np.full(len(ids), len(corpus) if among is None else len(among))
+        # a tie that is longer holds more wrong candidates than the last cut-off
+        last = max(*options.ks, options.mrr or 1) + max(map(len, cell.qrels.values()))
+        reranked = options.rerank_top if options.reranker is not None else 0
+        excluded = max(map(len, cell.excluded.values()), default=0)
+        depth = max(last, reranked, cell.run_depth, SHOWN_RESULTS) + excluded
+        results = search_exactly(corpus, asked, depth, ids=among, device=vectors.encoder.device)  # type: ignore[arg-type]
+    if cell.excluded:
+        sizes = sizes - [len(cell.excluded.get(id_, ())) for id_ in ids]
+        named = zip(ids, results.ids, strict=True)
+        is_excluded = [[name in cell.excluded.get(id_, ()) for name in names] for id_, names in named]
+        results = results._replace(scores=np.where(is_excluded, -np.inf, results.scores))
+    if options.reranker is not None:
+        own = cell.queries.instruction
+        by_query = None if own is None or isinstance(own, str) else own
+        items, how = [cell.queries.item(id_) for id_ in ids], (options.rerank_top, by_query, options.show_progress)
+        results = rerank(results, items, cell.corpus.item, options.reranker, *how)
+
+    is_right = np.zeros(results.scores.shape, dtype=bool)
+    for row, id_, names in zip(is_right, ids, results.ids, strict=True):
+        row[: len(names)] = [name in cell.qrels[id_] for name in names]
+    ranks, hit = np.full(len(ids), 1 + results.scores.shape[1]), is_right.any(axis=1)
+    if hit.any():
+        ranks[hit] = rank_of_relevant(results.scores[hit], is_right[hit], tie_tolerance(torch.float32)).numpy()
+
+    wins = None
+    if cell.negatives:
+        variants = queries.copy()
+        if cell.variants is not None:
+            changed = vectors.of(cell.variants, "query")
+            variants[[ids.index(id_) for id_ in changed.ids]] = changed.vectors()
+        positives = corpus.vectors([next(iter(cell.qrels[id_])) for id_ in ids])
+        negatives = corpus.vectors([cell.negatives[id_] for id_ in ids])
+        wins = triplet_wins(queries, positives, negatives, variants).double().numpy()
+    return CellScores(cell, ids, sizes, ranks, results, vectors, wins)
+
+
+def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
+    """Return queries `(Q, D)`, normalised, whose scores rank as q·c − weight · mean over all queries q' of q'·c."""
+    if weight == 0:
+        return queries
+    moved = queries - weight * queries.mean(axis=0)
+    return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(queries.dtype)
+
+
+def _write_run(cell: Cell, results: SearchResult, out: Path) -> None:
+    """Write the first candidates of each query, and the right ones, as TREC's tools read them.
+
+    Raises:
+        ValueError: An id holds white space.
+    """
+    run, qrels = [], []
+    for id_, names, scores in zip(cell.qrels, results.ids, results.scores.tolist(), strict=True):
+        ranked = [pair for pair in zip(names, scores, strict=False) if np.isfinite(pair[1])][: cell.run_depth]
+        run += [f"{id_} Q0 {name} {rank} {score!r} conjoin\n" for rank, (name, score) in enumerate(ranked, start=1)]
+        qrels += [f"{id_} 0 {name} 1\n" for name in sorted(cell.qrels[id_])]
+    for folder, lines, columns in (("runs", run, 6), ("qrels", qrels, 4)):
+        for line in lines:
+            if len(line.split()) != columns:
+                raise ValueError(f"{cell.name}: an id must be one word in a run file, got the line {line!r}")
+        path = out / folder / f"{cell.name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
@@ -112,137 +444,36 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
         scores: Of the model. With `EvaluateOptions.baselines` false, or None and many rows, nothing is scored.
     """
     vectors = scores[0].vectors
-    options, out = replace(vectors.options, reranker=None), vectors.folder.parent
-    if not (len(vectors) <= MOST_ROWS if options.baselines is None else options.baselines):
+    options = replace(vectors.options, reranker=None)
+    if not (sum(map(len, vectors.encoded.values())) <= MOST_ROWS if options.baselines is None else options.baselines):
         return None
-    runs = {label: (vectors.encoder, out) for label in (*PARTS.values(), SUM)}
-    for label, other in other_encoders(vectors.encoder).items():
-        runs[label] = (other, out / label.replace(" ", "-"))
-    views = [_views(replace(each.cell, run_depth=0)) for each in scores if each.cell.qrels]
-    rows: dict[str, list[Score]] = {}
-    for label, (encoder, folder) in runs.items():
-        seen = [by_label[label] for by_label in views if label in by_label]
-        for each in evaluate_cells(encoder, seen, folder, options):
-            rows.setdefault(each.cell.name, []).append(replace(each.score(), labels={"": label}))
-    compared = []
-    for own in (each.score() for each in scores if each.cell.name in rows):
-        compared += [replace(own, labels={"": "this model"}), *rows[own.name], random_order(own, {"": "random order"})]
+    runs = {label: replace(vectors, options=options, view=view) for label, view in VIEWS.items()}
+    for label, encoder in other_encoders(vectors.encoder).items():
+        folder = vectors.folder.parent / label.replace(" ", "-") / "collections"
+        runs[label] = CellVectors(encoder, folder, options)
+    compared: list[Score] = []
+    for each in scores:
+        own, labels = each.score(), _baselines_of(each.cell)
+        found = [(label, score_cell(each.cell, run).score()) for label, run in runs.items() if label in labels]
+        if found:
+            compared.append(replace(own, labels={"": "this model"}))
+            compared += [replace(score, labels={"": label}) for label, score in found]
+            compared.append(random_order(own, {"": "random order"}))
     table = score_table("Baselines", compared, note=_BASELINES_NOTE)
     return replace(table, report_only=len(compared) > MOST_PRINTED) if compared else None
 
 
-def _views(cell: Cell) -> dict[str, Cell]:
-    """The cell as each baseline sees it, by label; without those that cannot find the answers of all queries."""
+def _baselines_of(cell: Cell) -> set[str]:
+    """The labels of the baselines that can find the answers of all queries of a cell."""
     queries, corpus = (
-        {str(row["id"]): {part for part in PARTS if row.get(part) is not None} for row in _plain(rows)}
+        {str(row["id"]): {part for part in PARTS if row.get(part) is not None} for row in plain_rows(rows)}
         for rows in (cell.queries, cell.corpus)
     )
-    is_mixed, shared = False, []
+    is_mixed, labels = False, {*VIEWS, TOWERS, HEADS}
     for id_, right in cell.qrels.items():
         own = queries[id_] & corpus.get(cell.negatives.get(id_, ""), queries[id_])
-        shared.append({part for part in own if any(part in corpus[name] for name in right)})
+        shared = {part for part in own if any(part in corpus[name] for name in right)}
+        labels -= {label for label, part in VIEWS.items() if part in PARTS and part not in shared}
+        labels -= set() if shared else {TOWERS}
         is_mixed |= any(len(parts) > 1 for parts in (own, *(corpus[name] for name in right)))
-    views = {HEADS: cell}
-    if all(shared):
-        views[TOWERS] = cell
-    if is_mixed:  # else there is nothing to hide
-        views[SUM] = _change(cell, _separated)
-        for part, label in PARTS.items():
-            if all(part in parts for parts in shared):
-                views[label] = _change(cell, partial(_alone, part=part))
-    return views
-
-
-def _change(cell: Cell, change: Callable[[Rows], Rows]) -> Cell:
-    """The cell with other rows."""
-    variants = cell.variants and change(cell.variants)
-    kept = variants if variants and (variants.summed or any(variants.rows)) else None
-    return replace(cell, queries=change(cell.queries), corpus=change(cell.corpus), variants=kept)
-
-
-def _separated(rows: Rows) -> Rows:
-    """Rows whose vectors are the sum of those of their parts."""
-    parts = [_alone(rows, part) for part in ("image", "text")]
-    return Rows(f"{rows.name}-sum", [], rows.instruction, summed=[part for part in parts if any(part.rows)])
-
-
-def _alone(rows: Rows, part: str) -> Rows:
-    """A part of each row that has it."""
-    instruction = rows.instruction
-    if not isinstance(instruction, str | None):
-        has_part = [row.get(part) is not None for row in _plain(rows)]
-        instruction = list(itertools.compress(instruction, has_part))
-    return Rows(f"{rows.name}-{part}", _PartRows(rows, part), instruction)
-
-
-class _PartRows:
-    """A part of each row that has it, read at every iteration; texts without the marks of images."""
-
-    def __init__(self, rows: Rows, part: str) -> None:
-        self.rows, self.part = rows, part
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in _plain(self.rows):
-            if row.get(self.part) is not None:
-                shown = plain_text(row.get("image"), row["text"]) if self.part == "text" else row[self.part]
-                yield {"id": row["id"], self.part: shown}
-
-
-def _plain(rows: Rows) -> Iterable[Mapping[str, Any]]:
-    """The rows, with images as files or bytes."""
-    is_dataset = isinstance(rows.rows, datasets.Dataset | datasets.IterableDataset)
-    return undecoded(rows.rows) if is_dataset else rows.rows
-
-
-def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:
-    """What the towers of a joint encoder give alone, and SOLAR's stage 1 with its projection heads; by label."""
-    from conjoin.models.joint_encoder import JointEncoderModel
-
-    if not isinstance(encoder.model, JointEncoderModel):
-        return {}
-    file = Path(encoder.model.name_or_path or "", SOLAR_HEADS)
-    heads = load_file(str(file)) if file.is_file() else {}
-    kept = [weight for name, weight in sorted(heads.items()) if name.startswith("heads.")]  # of images, of texts
-    how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
-    return {
-        label: ItemEncoder(_Readout(encoder.model, heads), encoder.processor, name=f"{encoder.name}, {label}", **how)
-        for label, heads in ((TOWERS, []), *([(HEADS, kept)] if kept else []))
-    }
-
-
-class _Readout(nn.Module):
-    """A joint encoder read in another way; `(N, D)`, normalised.
-
-    With the heads W_V and W_L: the embedding, projected where an item is a picture alone or a text alone (Eq. 2).
-    Without heads: the unit vectors of both towers side by side; a part that is missing is zero.
-    """
-
-    def __init__(self, model: Any, heads: Sequence[Tensor]) -> None:  # noqa: ANN401 - a `JointEncoderModel`
-        super().__init__()
-        self.model, self.config = model, model.config
-        self.heads = nn.ParameterList([head.to(model.device) for head in heads])
-
-    def forward(self, **inputs: Any) -> EncoderOutput:  # noqa: ANN401 - of the processor
-        output = self.model(**inputs, views=None if self.heads else [], output_tokens=True)
-        image, text = output.image_features, output.text_features
-        count = len(text if image is None else image)
-        has_image, has_text = (
-            inputs.get(mask, torch.full((count,), part is not None, device=self.model.device)).bool()[:, None]
-            for mask, part in (("image_mask", image), ("text_mask", text))
-        )
-        if self.heads:
-            image, text = (output.embeddings @ head.float().T for head in self.heads)
-            vectors = torch.where(has_image & has_text, output.embeddings, torch.where(has_image, image, text))
-        else:
-            parts = [
-                torch.zeros(count, of.hidden_size, device=self.model.device)
-                for of in (self.config.vision_config, self.config.text_config)
-            ]
-            if image is not None:
-                parts[0] = F.normalize(image[:, 0].float(), dim=1) * has_image
-            if text is not None:
-                mask = inputs["attention_mask"][..., None].float()
-                mean = (text[:, 1:].float() * mask).sum(1) / mask.sum(1).clamp(min=1)
-                parts[1] = F.normalize(mean, dim=1) * has_text
-            vectors = torch.cat(parts, dim=1)
-        return EncoderOutput(F.normalize(vectors, dim=1))
+    return labels if is_mixed else labels - VIEWS.keys()  # else there is nothing to hide

@@ -9,7 +9,7 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ScoringFunction
 from PIL import Image
 
-from conjoin.evaluation.task import as_prompt
+from conjoin.evaluation.benchmark import as_prompt
 from conjoin.hub.local_paths import is_local, public_name
 from conjoin.retrieval import ItemEncoder
 

@@ -1,7 +1,7 @@
-"""Metrics of rankings as pure functions of ids; NumPy only, so that a metric on the Hub needs nothing else."""
+"""Metrics of rankings as pure functions of ids. A Space on the Hub has a copy of this file, nothing else of ours."""
 
-from collections.abc import Collection, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,3 +77,26 @@ def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[
         if ranks:
             values[:, query] = 1.0, len(ranks) / len(wanted), 1 / ranks[0]
     return RankingScores(*values)
+
+
+def metric_class(metric: Callable[..., float]) -> Any:  # noqa: ANN401 - the library is untyped
+    """Make a class for the library `evaluate` of one of the metrics of this file."""
+    import datasets
+    import evaluate
+
+    inputs = (
+        "predictions: for each query the ids found, best first; references: for each query the relevant ids; k: "
+        "cut-off, by default 10. Returns a float by the name of the metric."
+    )
+
+    class RankingMetric(evaluate.Metric):
+        def _info(self) -> Any:  # noqa: ANN401
+            ids = datasets.List(datasets.Value("string"))
+            features = datasets.Features({"predictions": ids, "references": ids})
+            return evaluate.MetricInfo(str(metric.__doc__), "", features, inputs)
+
+        def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:
+            return {metric.__name__: metric(predictions, references, k)}
+
+    RankingMetric.__name__ = metric.__name__  # the library derives its name and its files from it
+    return RankingMetric

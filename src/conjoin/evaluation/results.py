@@ -39,11 +39,9 @@ class Metric:
     chance: float | None = None
 
     @classmethod
-    def from_values(
-        cls, values: ArrayLike | Tensor, chance: float | None = None, resamples: int = 10000, seed: int = 0
-    ) -> Self:
+    def from_values(cls, values: ArrayLike | Tensor, chance: float | None = None, seed: int = 0) -> Self:
         """The mean of per-query values `(N,)` and its bootstrap interval."""
-        low, high = bootstrap_ci(values, resamples=resamples, seed=seed)
+        low, high = bootstrap_ci(values, seed=seed)
         return cls(math.fsum(values) / len(values), low, high, chance)  # type: ignore[arg-type]
 
 
@@ -53,7 +51,7 @@ def score_ranks(
     gallery_size: ArrayLike,
     ks: Sequence[int] = (1, 5, 10),
     mrr: int | None = 10,
-    **how: int,
+    seed: int = 0,
 ) -> dict[str, Metric]:
     """Hit rates and the mean reciprocal rank, with intervals over queries and the expectation of a random order.
 
@@ -63,7 +61,7 @@ def score_ranks(
         gallery_size: Number of candidates of each query `(N,)`, or one number for all.
         ks: Cut-offs of the hit rates.
         mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
-        how: `resamples` and `seed` of the bootstrap.
+        seed: Of the bootstrap.
 
     Returns:
         `"hit_rate@1"`, ..., `"mrr@10"`.
@@ -74,11 +72,11 @@ def score_ranks(
     }
     if mrr is not None:
         values[f"mrr@{mrr}"] = np.where(ranks <= mrr, 1 / ranks, 0.0), chance_mrr(relevant_counts, gallery_size, mrr)
-    return {name: Metric.from_values(each, chance, **how) for name, (each, chance) in values.items()}
+    return {name: Metric.from_values(each, chance, seed) for name, (each, chance) in values.items()}
 
 
 def score_symmetric(
-    ranks: ArrayLike, wins: ArrayLike, pool: ArrayLike, ks: Sequence[int] = (1, 5, 10), **how: int
+    ranks: ArrayLike, wins: ArrayLike, pool: ArrayLike, ks: Sequence[int] = (1, 5, 10), seed: int = 0
 ) -> dict[str, Metric]:
     """Precision, hit rates, the mean of those up to 10 (mR), and Avg = (mR + Precision) / 2 (SOLAR section 4).
 
@@ -87,17 +85,17 @@ def score_symmetric(
         wins: Whether each positive is nearer than the negative `(N,)`, see `triplet_wins`.
         pool: Number of candidates of each query `(N,)`, or one number for all.
         ks: Cut-offs of the hit rates.
-        how: `resamples` and `seed` of the bootstrap.
+        seed: Of the bootstrap.
     """
     ranks, wins = np.asarray(ranks), np.asarray(wins, dtype=float)
-    rates = score_ranks(ranks, np.ones_like(ranks), pool, ks, None, **how)
+    rates = score_ranks(ranks, np.ones_like(ranks), pool, ks, None, seed)
     few = [k for k in ks if k <= 10]
     recall = np.mean([ranks <= k for k in few], axis=0)
     chance = math.fsum(rates[f"hit_rate@{k}"].chance or 0.0 for k in few) / len(few)
     return {
-        "average": Metric.from_values((recall + wins) / 2, (chance + 0.5) / 2, **how),
-        "mean_recall": Metric.from_values(recall, chance, **how),
-        "precision": Metric.from_values(wins, 0.5, **how),
+        "average": Metric.from_values((recall + wins) / 2, (chance + 0.5) / 2, seed),
+        "mean_recall": Metric.from_values(recall, chance, seed),
+        "precision": Metric.from_values(wins, 0.5, seed),
     } | rates
 
 

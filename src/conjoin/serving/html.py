@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from conjoin.evaluation.report.search_page import row_picture, row_title
+from conjoin.evaluation.search_page import row_picture, row_title
 from conjoin.serving.columns import Column
 
 if TYPE_CHECKING:

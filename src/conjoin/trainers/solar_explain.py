@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
-from conjoin.evaluation.report.page import write_page
+from conjoin.evaluation.report import write_page
 from conjoin.evaluation.results import picture
 from conjoin.processing.input_types import apply_input_type
 from conjoin.trainers.solar_masks import ROLES, align, construct_samples, fit_threshold, pair_tokens, segment_patches

@@ -16,7 +16,7 @@ def few(load_first_emoji, monkeypatch):
 @pytest.mark.slow
 def test_nine_combinations_equal_a_naive_loop(few, tmp_path):
     encoder = tiny_encoder(batch_size=64)
-    options = EvaluateOptions(resamples=10, baselines=False)
+    options = EvaluateOptions(baselines=False)
     results = evaluate(encoder, "emoji", tmp_path, options, split="validation")
     queries, gallery = emoji_rows(EmojiOptions(split="validation"))
     named_twice = np.array([name is not None for name in gallery["alternative_text"]])

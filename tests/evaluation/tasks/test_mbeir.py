@@ -139,6 +139,7 @@ def change_pool(root, words):
         ),
         ({"cells": ["cirr_task7"]}, None, FileNotFoundError, r"mbeir_cirr_task7_test\.jsonl"),
         ({"pools": ["any"]}, None, ValueError, r"unknown pools \['any'\]"),
+        ({"pools": []}, None, ValueError, "there are no cells to evaluate"),
         ({"cells": ["webqa"]}, None, ValueError, "unknown M-BEIR cell 'webqa'"),
         ({"data": "elsewhere"}, None, FileNotFoundError, "elsewhere"),
     ],

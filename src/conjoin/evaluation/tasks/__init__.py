@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from conjoin.evaluation.benchmark import CellScores
     from conjoin.evaluation.results import Table
-    from conjoin.evaluation.task import CellScores
 
 TASKS = ("emoji", "mbeir", "merit", "mmeb", "pairs", "symmetric")
 """The name of each benchmark, which is that of its file."""
@@ -25,14 +25,12 @@ class Rows:
         instruction: Of the task: for all rows; or one for each row, and then the vectors are not stored. None for the
             model's own prompt.
         lookup: Returns the row of an id; None finds it in `rows`.
-        summed: Rows that each show a part of the items: the vectors of equal ids are added. `rows` are not read then.
     """
 
     name: str
     rows: Iterable[Mapping[str, Any]] = field(repr=False)
     instruction: str | Sequence[str | None] | None = None
     lookup: Callable[[str], Mapping[str, Any]] | None = None
-    summed: "Sequence[Rows]" = ()
 
     @property
     def folder(self) -> str:

@@ -46,7 +46,7 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A malformed query or product (it is named), an unknown subset or part, or no query in the subsets.
+        ValueError: A malformed query or product (it is named), or an unknown subset or part.
     """
     from conjoin.data import MeritItems, MeritProducts, MeritQueryRows, merit_queries
     from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
@@ -68,8 +68,6 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
     subsets = {name: [id_ for id_, own in held.items() if name in own] for name in options.subset or names}
     wanted = set(options.subset or names)
     kept = [query for query in queries if options.subset is None or not wanted.isdisjoint(held[query.id])]
-    if not kept:
-        raise ValueError(f"none of the {len(queries)} queries is in {', '.join(options.subset or ())}")
 
     languages: dict[str, list[str]] = {}
     for query in kept:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from conjoin.evaluation.tasks import Cell, Rows, Task
 
 if TYPE_CHECKING:
+    from conjoin.evaluation.benchmark import CellScores
     from conjoin.evaluation.results import Table, TableRow
-    from conjoin.evaluation.task import CellScores
 
 CELLS = ("text → image", "image → text", "text → image+text")
 _WRONG_SHARE = 0.95

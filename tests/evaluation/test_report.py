@@ -26,7 +26,6 @@ from conjoin.evaluation import (
     render_report,
     score_table,
 )
-from conjoin.evaluation.report.page import line_chart
 
 EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/a.png onerror=alert(1)> {{ 7 * 7 }}"
 SCORE = Metric(0.4512, 0.4012, 0.5012, 0.0271)
@@ -248,27 +247,28 @@ def test_all_parts_of_results_are_printed():
     assert format_results(Results(title="t", summary="s", seed=0)) == ""
 
 
-def corners(svg):
-    return [
+def draw(tmp_path, series):
+    """The corners of the lines of a chart, and the labels of its vertical axis."""
+    results = Results(title="t", summary="s", seed=0, curves=[Curve("Loss", series)])
+    page = render(results, tmp_path)
+    lines = [
         [tuple(map(float, pair.split(","))) for pair in points.split()]
-        for points in re.findall(r'points="([^"]+)"', svg)
+        for points in re.findall(r'points="([^"]+)"', page)
     ]
+    return lines, [float(label) for label in re.findall(r'text-anchor="end">([^<]+)<', page)]
 
 
-def test_points_are_placed_in_order_and_inside():
-    (line,) = corners(line_chart({"loss": [[0, 4.0], [5, 1.0], [10, 2.0]]}, "step", "Loss"))
+def test_points_are_placed_in_order_and_inside(tmp_path):
+    ((line,), _) = draw(tmp_path, {"loss": [[0, 4.0], [5, 1.0], [10, 2.0]]})
     (x0, y0), (x1, y1), (x2, y2) = line
     assert x0 < x1 < x2
     assert y0 < y2 < y1  # up is smaller in SVG
-    assert all(0 <= x <= 520 and 0 <= y <= 260 for x, y in line)
-    assert len(corners(line_chart({"a": [[1, 0.5]], "b": [[1, 0.5]]}, "step", "t"))) == 2
-    assert len(corners(line_chart({"a": [[0, 3.0], [1, 3.0]]}, "step", "t"))) == 1
+    assert all(0 <= x <= 520 and 0 <= y <= 250 for x, y in line)
+    assert len(draw(tmp_path, {"a": [[1, 0.5]], "b": [[1, 0.5]], "none": []})[0]) == 2
+    assert len(draw(tmp_path, {"a": [[0, 3.0], [1, 3.0]]})[0]) == 1
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e7])
-def test_ticks_are_few_and_round(scale):
-    svg = line_chart({"a": [[0, 0.13 * scale], [977, 0.94 * scale]]}, "step", "t")
-    labels = re.findall(r'text-anchor="end">([^<]+)<', svg)
-    assert 3 <= len(labels) <= 7
-    values = [float(label) for label in labels]
-    assert values == sorted(set(values))
+def test_ticks_are_few_and_round(tmp_path, scale):
+    _, values = draw(tmp_path, {"a": [[0, 0.13 * scale], [977, 0.94 * scale]]})
+    assert 3 <= len(values) <= 7 and values == sorted(set(values))

@@ -1,16 +1,23 @@
-"""Scores as tables, and tables as plain text for the terminal."""
+"""Results as tables, as plain text for the terminal, and as one HTML page with charts and examples."""
 
 import itertools
 import math
+import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from conjoin.evaluation.results import Metric, Results, Score, Table, TableRow
+import numpy as np
+
+from conjoin.evaluation.results import Curve, Metric, Results, Score, Table, TableRow
 
 WIDTH = 100
 """Columns of a terminal. A wider table shows no chance, then no intervals either; the report has them."""
 _METRIC_NAMES = {"precision": "Precision", "mean_recall": "mR", "average": "Avg"}
+_PLOT = np.array([[52.0, 214.0], [508.0, 10.0]])
+"""The lower left and the upper right corner of a chart, in pixels of the template's SVG."""
 
 
 def score_table(
@@ -118,3 +125,67 @@ def metric_name(name: str) -> str:
     """`"hit_rate@10"` → `"R@10"`, as the literature prints it."""
     name = name.replace("hit_rate@", "R@").replace("recall@", "R@").replace("mrr@", "MRR@")
     return _METRIC_NAMES.get(name, name)
+
+
+def render_report(results: Results, out_html: str | os.PathLike[str]) -> Path:
+    """Write the report of `results` as one HTML file.
+
+    All text is escaped. A Content-Security-Policy without sources keeps the page from loading anything, whatever the
+    results name as a picture.
+
+    Args:
+        results: The results; `Results.load` reads them from their JSON file.
+        out_html: The file to write; missing folders are created.
+
+    Returns:
+        The path of the file.
+    """
+    model = "/".join(Path(str(results.model.get("name", ""))).parts[-2:])  # of a folder, the end of its path
+    run = {"seed": results.seed, **({"date": results.created} if results.created else {}), **results.versions}
+    facts = {"Model": results.model, "Data": results.dataset, "Versions": run, "Configuration": results.config}
+    heading = f"{results.title} · {model}" if model else results.title
+    charts = [place_curve(curve) for curve in results.curves if any(curve.series.values())]
+    template = Path(__file__).with_name("report.html.j2")
+    return write_page(template, Path(out_html), results=results, heading=heading, facts=facts, charts=charts)
+
+
+def write_page(template: Path, target: Path, **values: Any) -> Path:  # noqa: ANN401
+    """Fill a template with values, write the page to `target`, and return `target`."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "plain": plain}
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(**values)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+def place_curve(curve: Curve) -> dict[str, Any]:
+    """A chart as the template draws it: the points of its lines, and its ticks with their labels, in pixels."""
+    series = {name: np.array(points) for name, points in curve.series.items() if points}
+    every = np.concatenate(list(series.values()))
+    low, high = every.min(axis=0), every.max(axis=0)
+    low, high = np.where(high > low, (low, high), (low - 0.5, high + 0.5))
+    x_ticks, y_ticks = (_ticks(*span) for span in zip(low.tolist(), high.tolist(), strict=True))
+    low[1], high[1] = min(low[1], y_ticks[0]), max(high[1], y_ticks[-1])
+
+    def pixels(points: Any) -> np.ndarray:  # noqa: ANN401 - `(N, 2)`, or one point
+        return np.round(_PLOT[0] + (points - low) / (high - low) * (_PLOT[1] - _PLOT[0]), 1)
+
+    return {
+        "title": curve.title,
+        "x_label": curve.x_label,
+        "x_ticks": [(pixels((x, low[1]))[0], f"{x:g}") for x in x_ticks],
+        "y_ticks": [(pixels((low[0], y))[1], f"{y:g}") for y in y_ticks],
+        "lines": {name: pixels(points).tolist() for name, points in series.items()},
+    }
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers between `low` and `high`."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]

@@ -6,7 +6,7 @@ import re
 
 from PIL import Image
 
-from conjoin.evaluation.report.search_page import write_search_page
+from conjoin.evaluation.search_page import write_search_page
 from conjoin.retrieval.pictures import make_thumbnail
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from conjoin.data.row_images import OutsideError
-from conjoin.evaluation.report.page import write_page
+from conjoin.evaluation.report import write_page
 from conjoin.evaluation.results import Shown, picture
 from conjoin.retrieval.pictures import has_picture, read_picture
 

@@ -1,1 +1,0 @@
-"""Reports of results: one HTML page, and plain text for the terminal."""
