@@ -48,8 +48,6 @@ def test_products(products):
     assert (product.title, product.kind, product.country, product.language) == ("โต๊ะแดง", "table", "SG", "th")
     assert product.attributes == {"color": "red", "material": "steel"}
     assert products.image("5")["bytes"] == png(PRODUCTS[4][-1])
-    with pytest.raises(ValueError, match=r"the product '9' is not among the test products of '.*merit"):
-        products["9"]
 
 
 @pytest.mark.parametrize("written", ['{"color": "red"}', "{'color': 'red'}", {"color": "red"}])
@@ -166,7 +164,7 @@ def test_captions(tmp_path):
     path.write_text('{"idx": 1, "caption": " a "}\n{"idx": "2", "caption": "b"}\n')
     assert read_captions(path) == {"1": "a", "2": "b"}
     path.write_text('{"idx": 1, "caption": "a"}\n{"idx": 2, "caption": " "}\n')
-    with pytest.raises(ValueError, match=r"captions.jsonl', line 2: expected 'idx' and a 'caption'"):
+    with pytest.raises(ValueError, match=r"captions.jsonl', line 2: caption: text is empty"):
         read_captions(path)
 
 
@@ -198,7 +196,7 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"title": " "}, "row 1: the product '2': it has no title"),
+            ({"title": " "}, "row 1: the product '2': title: text is empty"),
             ({"idx": None}, "row 1: a product id must be"),
             ({"idx": "1"}, "the id '1' occurs twice"),
             ({"attribute": "[1]"}, "row 1: the product '2': 'attribute' is no object of JSON or Python"),

@@ -166,8 +166,6 @@ def test_sources_are_mixed_by_weight(tmp_path):
         QueryMix(tables, [1, 0, 1])
     with pytest.raises(ValueError, match="different names"):
         QueryMix([tables[0], tables[0]], [1, 1])
-    with pytest.raises(ValueError, match="2 repeats but 3 rows"):
-        RetrievalBatchSampler([1, 2, 3], 1, repeats=[1, 1])
 
 
 def test_a_generator_decides_every_draw(tmp_path):

@@ -29,7 +29,7 @@ class RetrievalBatchSampler(Sampler[list[int]]):
             number. None uses every row once.
 
     Raises:
-        ValueError: A size is not positive, lengths differ, or the rows do not fill one step.
+        ValueError: The rows do not fill one step.
     """
 
     drop_last = True
@@ -43,12 +43,6 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         repeats: Sequence[float] | None = None,
     ) -> None:
-        if batch_size < 1 or processes < 1:
-            raise ValueError(f"batch_size={batch_size} and processes={processes} must be at least 1")
-        if sources is not None and len(sources) != len(positives):
-            raise ValueError(f"{len(sources)} sources but {len(positives)} rows")
-        if repeats is not None and len(repeats) != len(positives):
-            raise ValueError(f"{len(repeats)} repeats but {len(positives)} rows")
         self.positives = positives
         self.batch_size = batch_size
         self.sources = sources
@@ -112,27 +106,22 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         return joined[torch.randperm(len(joined), generator=generator)].tolist()
 
     def _steps(self, rows: list[int]) -> list[list[int]]:
-        """Return full steps of `rows`, in order: each row goes into the first step without its positives."""
+        """Return full steps of `rows`: each row goes into the first open step behind those with its positives."""
         size = self.batch_size * self.processes
         steps: list[list[int]] = []
-        holding: dict[Hashable, set[int]] = defaultdict(set)
-        free_from: dict[Hashable, int] = defaultdict(int)  # all open steps before this one have the positive
+        behind: dict[Hashable, int] = defaultdict(int)  # by positive the step after the last one that has it
         first_open = 0
         for row in rows:
             ids = self._ids(row)
-            index = max([first_open, *(free_from[key] for key in ids)])
-            while index < len(steps) and (len(steps[index]) == size or any(index in holding[key] for key in ids)):
+            index = max([first_open, *(behind[key] for key in ids)])
+            while index < len(steps) and len(steps[index]) == size:
                 index += 1
             if index == len(steps):
                 steps.append([])
             steps[index].append(row)
+            behind.update(dict.fromkeys(ids, index + 1))
             while first_open < len(steps) and len(steps[first_open]) == size:
                 first_open += 1
-            for key in ids:
-                holding[key].add(index)
-                free_from[key] = max(free_from[key], first_open)
-                while free_from[key] in holding[key]:
-                    free_from[key] += 1
         return [step for step in steps if len(step) == size]
 
     def _ids(self, row: int) -> set[Hashable]:

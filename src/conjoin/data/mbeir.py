@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from conjoin.data.columns import require_columns
 from conjoin.data.json_files import JsonLines
@@ -230,7 +230,7 @@ class MbeirCandidates:
         return list(self._places)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        modality, parts = _read_item(self.folder, row, f"candidate {row['did']!r}")
+        modality, parts = _read_item(self.folder, row, "candidate")
         return {"id": row["did"], "image": None, "text": None, **parts, "modality": modality}
 
 
@@ -290,7 +290,7 @@ class MbeirTraining(QueryDataset):
     def read(self, index: int) -> QueryRow:
         """Read the row of a query; its candidates are ids in the pool."""
         row, prompts = self.lines[self._places[index]], None
-        modality, query = _read_query(self.folder, row, self.instructions is not None)
+        modality, query = _read_item(self.folder, row, "query", capitalise=self.instructions is None)
         if self.instructions is not None:
             prompts = partial(_find_prompts, self.instructions, row["qid"], modality)
         return QueryRow(row["qid"], query, self.positives[index], _candidate_ids(row, "neg_cand_list"), prompts)
@@ -319,22 +319,22 @@ def mbeir_queries(
         qid, instruction = _id(row, "qid", f"{cell.name} {split}, line {line}"), None
         if qid in rows:
             raise repeated_id(qid, f"the queries of {cell.name}")
-        modality, query = _read_query(folder, row, instructions)
+        modality, query = _read_item(folder, row, "query", capitalise=not instructions)
         if prompts is not None:
             instruction = fixed_choice(_find_prompts(prompts, qid, modality, cell.target_modality), qid)
         rows[qid] = {"id": qid, "query": query, "instruction": instruction}
     return list(rows.values())
 
 
-def _read_query(folder: Path, row: Mapping[str, Any], instructed: bool) -> tuple[str, dict[str, str]]:
-    """Return the modality and the parts of a query; after an instruction its text is not capitalised, as published."""
-    return _read_item(folder, row, f"query {row['qid']!r}", "query_", capitalise=not instructed)
-
-
 def _read_item(
-    folder: Path, row: Mapping[str, Any], name: str, prefix: str = "", capitalise: bool = True
+    folder: Path, row: Mapping[str, Any], role: Literal["query", "candidate"], capitalise: bool = True
 ) -> tuple[str, dict[str, str]]:
-    """Return the modality, the image's path and the text of a row; the file is checked only when it is opened."""
+    """Return the modality, the image's path and the text of a row; the file is checked only when it is opened.
+
+    The text of a query is not capitalised after an instruction, as published.
+    """
+    id_, prefix = ("qid", "query_") if role == "query" else ("did", "")
+    name = f"{role} {row[id_]!r}"
     modality, image = _modality(row.get(f"{prefix}modality"), name), row.get(f"{prefix}img_path")
     parts = {}
     if "image" in modality:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conjoin.data.columns import require_columns
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_images import path_inside
 from conjoin.processing.item_error import ItemError
@@ -83,12 +84,10 @@ class MmebTraining(QueryDataset):
         self.folder = Path(folder)
         self._rows: list[tuple[Any, int]] = []
         for name, path in find_subsets(folder, datasets or None, "original" if split == "train" else split).items():
-            rows = open_rows(path)
+            rows, _ = open_rows(path)
+            require_columns(TRAINING_COLUMNS, rows.column_names)
             for index, row in enumerate(rows):
-                where = f"{name}, row {index}"
-                if not set(TRAINING_COLUMNS) <= row.keys():
-                    raise ItemError(where, f"expected {', '.join(TRAINING_COLUMNS)}; got {', '.join(row)}")
-                self.positives.append((_candidate_id(row, "pos", where),))
+                self.positives.append((_candidate_id(row, "pos", f"{name}, row {index}"),))
                 self.sources.append(name)
                 self._rows.append((rows, index))
 

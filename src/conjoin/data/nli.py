@@ -13,14 +13,9 @@ from conjoin.processing.item_inputs import check_text
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
 """The column of each part, as in the published CSV."""
 
+_TEXT = datasets.Value("string")
 NLI_FEATURES = datasets.Features(
-    {
-        "id": datasets.Value("string"),
-        "query": datasets.Value("string"),
-        "positive": datasets.Value("string"),
-        "negatives": datasets.List(datasets.Value("string")),
-        "target_modality": datasets.Value("string"),
-    }
+    dict.fromkeys(("id", "query", "positive", "target_modality"), _TEXT) | {"negatives": datasets.List(_TEXT)}
 )
 
 

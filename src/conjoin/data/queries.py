@@ -3,19 +3,17 @@
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import ConcatDataset
 
-from conjoin.data.columns import require_columns, undecoded
-from conjoin.data.json_files import JSON_LINES, JsonLines
+from conjoin.data.columns import require_columns
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
 from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
-from conjoin.data.pair_sources import PairSource, SplitError, open_source
-from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
+from conjoin.data.pair_sources import PairSource
+from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_checks import as_name, check_ids, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
 from conjoin.processing.item_error import ItemError
@@ -146,7 +144,7 @@ class QueryTable(QueryDataset):
         show_progress: bool = False,
     ) -> None:
         super().__init__(hard_negatives)
-        self.rows, folder = _open(source, split)
+        self.rows, folder = open_rows(source, split)
         available, given = self.rows.column_names, columns or {}
         self.columns, self.others = choose_query_columns(available, given), dict[str, str]()
         for role, names in OTHER_COLUMNS.items():
@@ -257,17 +255,6 @@ class QueryMix(ConcatDataset[dict[str, Any]]):
         self.positives = [ids for table in tables for ids in table.positives]
         self.sources = [name for table in tables for name in table.sources]
         self.repeats = [weight for table, weight in zip(tables, weights, strict=True) for _ in range(len(table))]
-
-
-def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:
-    """Open a table; rows of a JSON-lines file may differ in their types, so they are not read by `datasets`."""
-    path = Path(source).expanduser() if isinstance(source, str | Path) else None
-    if path is not None and path.suffix.lower() in JSON_LINES:
-        if split != "train":
-            raise SplitError(split, f"the table {str(path)!r}")
-        return JsonLines(path), path.parent
-    table, folder = open_source(source, split, streaming=False, captions=False)
-    return undecoded(table), folder
 
 
 def _names(columns: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from conjoin.data.columns import undecoded
 from conjoin.data.json_files import JSON_LINES, JsonLines
-from conjoin.data.pair_sources import open_table
+from conjoin.data.pair_sources import PairSource, SplitError, open_source
 
 
 class Candidate(NamedTuple):
@@ -104,14 +104,20 @@ class QueryDataset(Dataset[dict[str, Any]]):
         }
 
 
-def open_rows(path: Path) -> Any:
-    """Open the rows of a table, by number. JSON lines may differ in their types, so `datasets` does not read them.
+def open_rows(source: PairSource, split: str = "train") -> tuple[Any, Path | None]:
+    """Open rows by number, with the folder of their images. JSON lines may differ in their types: `JsonLines`.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file has no rows, or cannot be read.
+        ValueError: The file has no rows, cannot be read, or has no such split.
     """
-    return JsonLines(path) if path.suffix.lower() in JSON_LINES else undecoded(open_table(path))
+    path = Path(source).expanduser() if isinstance(source, str | Path) else None
+    if path is None or path.suffix.lower() not in JSON_LINES:
+        table, folder = open_source(source, split, streaming=False, captions=False)
+        return undecoded(table), folder
+    if split != "train":
+        raise SplitError(split, f"the table {str(path)!r}")
+    return JsonLines(path), path.parent
 
 
 def _draw(options: Sequence[Any], count: int) -> list[Any]:

@@ -1,7 +1,6 @@
 """Symmetric triplets: a query item, an item with the same meaning, and one that is only similar in form."""
 
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -42,10 +41,9 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
         ValueError: A column is missing, an item is empty, a field has the wrong type (row and field are given), an id
             occurs twice, or the file has no rows.
     """
-    path = Path(path).expanduser()
-    rows = open_rows(path)
+    rows, folder = open_rows(path)
     require_columns((name for name in TRIPLET_FEATURES if name not in _OPTIONAL), rows.column_names)
-    images = RowImages(path.parent, folders_beside(path.parent))
+    images = RowImages(folder, folders_beside(folder))
     triplets = []
     for index, row in enumerate(rows):
         row_id, kind = as_name(row.get("id")) or str(index), row.get("kind")

@@ -44,7 +44,7 @@ def mmeb_cells(options: MmebOptions) -> list[Cell]:
     images, cells = Path(options.images or options.data), []
     for name, path in find_subsets(options.data, options.subsets).items():
         queries, targets, pools = [], dict[tuple[str, str], str](), dict[str, list[str]]()
-        for number, row in enumerate(open_rows(path)):
+        for number, row in enumerate(open_rows(path)[0]):
             id_ = f"{path.parent.name}/{path.name}, row {number}"
             lists = [row.get(name) for name in COLUMNS[2:]]
             is_whole = set(COLUMNS) <= set(row) and all(isinstance(each, list) for each in lists)
