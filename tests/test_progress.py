@@ -1,4 +1,4 @@
-"""Progress is a bar in a terminal and whole lines elsewhere."""
+"""Progress is a bar in a terminal, and seldom shown elsewhere."""
 
 import sys
 import time
@@ -22,12 +22,11 @@ def test_short_work_prints_nothing_into_a_pipe(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_long_work_prints_lines_into_a_pipe(capfd, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.05)
+def test_long_work_prints_now_and_then_into_a_pipe(capfd, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_IN_LOGS", 0.05)
     run(seconds=0.04)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[-1].startswith("working: 4 of 4 in ") and 1 < len(lines) <= 3
-    assert all(line.startswith("working: ") and "\r" not in line for line in lines)
+    shown = capfd.readouterr().err.split("\r")[1:]
+    assert "4/4" in shown[-1] and 1 < len(shown) <= 3 and all(each.startswith("working: ") for each in shown)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 logger = logging.getLogger(__name__)
-_ROUNDS = 10
 
 
 def choose_device(device: str | torch.device | None = None) -> torch.device:
@@ -30,20 +29,18 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
     return chosen
 
 
-def choose_bf16(bf16: bool | str, device: str | torch.device | None = None) -> bool:
-    """Return whether to compute in bfloat16.
+def choose_bf16(bf16: str, device: str | torch.device | None = None) -> bool:
+    """Return whether a device should compute in bfloat16; the first call of a process logs a line that says why.
+
+    A GPU should if it has instructions for it; a CPU if that is faster in a test of about 50 ms; other devices not.
 
     Args:
-        bf16: True or False is the answer; `"auto"` asks the device, once per process, and logs a line that says what
-            was chosen and why. A GPU computes in bfloat16 if it has instructions for it; a CPU if that is faster in a
-            test of about 50 ms; other devices do not.
+        bf16: `"auto"`.
         device: As for `choose_device`.
 
     Raises:
         ValueError: `bf16` is something else, or there is no such device.
     """
-    if isinstance(bf16, bool):
-        return bf16
     if bf16 != "auto":
         raise ValueError(f"bf16 is {bf16!r}; expected true, false or 'auto'")
     return _is_bf16_faster(choose_device(device).type)
@@ -74,4 +71,4 @@ def _time_cpu(dtype: torch.dtype) -> float:
             F.layer_norm(F.linear(rows, weight), (len(weight),))
 
     timer = Timer("compute()", globals={"compute": compute}, num_threads=1, timer=perf_counter)
-    return min(timer.timeit(1).mean for _ in range(_ROUNDS))
+    return min(timer.timeit(1).mean for _ in range(10))

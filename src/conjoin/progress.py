@@ -1,13 +1,12 @@
-"""Progress of long work: a bar in a terminal, a line every half minute elsewhere."""
+"""Progress of long work: a bar, which outside of a terminal appears every half minute."""
 
-import io
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from tqdm.auto import tqdm
 
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_IN_LOGS = 30.0
 
 
 def progress(
@@ -22,25 +21,7 @@ def progress(
         unit: What is counted.
         show: Whether to show anything.
     """
-    if sys.stderr.isatty():
-        return tqdm(rows, desc, total, unit=unit, disable=not show)
-    form = "{desc}: {n_fmt} of {total_fmt} in {elapsed}" if total or rows is not None else None
-    seconds = {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
-    return _Lines(rows, desc, total, unit=unit, disable=not show, bar_format=form, **seconds)
-
-
-class _Lines(tqdm):
-    """A bar that prints one line at a time, for logs; nothing for work that ends before the first line is due."""
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        if self.n and self.format_dict["elapsed"] >= SECONDS_BETWEEN_LINES:
-            self.fp.write(f"{msg or self}\n")
-            self.fp.flush()
-        return True
-
-    def close(self) -> None:
-        if not self.disable:
-            if self.n != self.last_print_n:
-                self.display()
-            self.fp = io.StringIO()  # where the line breaks of an ordinary bar may go
-        super().close()
+    options: dict[str, Any] = {"unit": unit, "disable": not show}
+    if not sys.stderr.isatty():
+        options |= dict.fromkeys(("mininterval", "maxinterval", "delay"), SECONDS_IN_LOGS)
+    return tqdm(rows, desc, total, **options)

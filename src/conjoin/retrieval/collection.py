@@ -366,9 +366,8 @@ class Collection:
         def build(table: Table) -> None:
             if kind is not None:
                 try:
-                    table.create_index(
-                        VECTOR, config=vars(lancedb.index)[INDEX_KINDS[kind]](distance_type="dot"), name=VECTOR
-                    )
+                    index = vars(lancedb.index)[kind.title().replace("_", "")]
+                    table.create_index(VECTOR, config=index(distance_type="dot"), name=VECTOR)
                 except (RuntimeError, ValueError) as error:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
             elif VECTOR in index_names(table):

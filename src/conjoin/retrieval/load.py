@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import VisionTextDualEncoderConfig
 
-from conjoin.constants import AUTO, SAMPLE_MODEL
+from conjoin.constants import SAMPLE_MODEL
 from conjoin.data import SAMPLE_VISION_LAYER, load_sample_text_tower, load_sample_vision_tower, sample_image_processor
 from conjoin.devices import choose_bf16, choose_device
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
@@ -87,7 +87,7 @@ def load_encoder(
     if is_own and has_file(path, ONNX_SETTINGS, revision):
         if device is not None and target.type != "cpu":
             raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
-        if dtype not in (None, AUTO):
+        if dtype not in (None, "auto"):
             raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
         return ItemEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **settings)
 

@@ -31,7 +31,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     with temporary_path(path) as temporary:
         yield temporary
-        commit(temporary, path)
+        flush(temporary)
+        os.replace(temporary, path)
+        flush(path.parent)
 
 
 @contextmanager
@@ -42,13 +44,6 @@ def temporary_path(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         _remove(temporary)
-
-
-def commit(temporary: Path, path: Path) -> None:
-    """Flush a finished temporary file to the disk and replace `path` by it."""
-    flush(temporary)
-    os.replace(temporary, path)
-    flush(path.parent)
 
 
 def publish_folder(aside: Path, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import ImageProcessingMixin, PreTrainedTokenizerBase, ProcessorMixin
@@ -18,7 +18,6 @@ from transformers import ImageProcessingMixin, PreTrainedTokenizerBase, Processo
 from conjoin.processing.item_images import array_to_image
 from conjoin.storage.files import file_digest
 
-_ORIENTATION = 0x0112  # the tag of EXIF
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
 
 
@@ -142,7 +141,7 @@ def _digest(row: Mapping[str, Any], of_file: Callable[[str], bytes]) -> int:
 def content_digest(image: Image.Image) -> str:
     """A fingerprint of a decoded image, with what else says how it is shown: palette, transparency and orientation."""
     digest = hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes())
-    shown = (image.getpalette(), image.info.get("transparency"), image.getexif().get(_ORIENTATION, 1))
+    shown = (image.getpalette(), image.info.get("transparency"), image.getexif().get(ExifTags.Base.Orientation, 1))
     if shown != (None, None, 1):
         digest.update(repr(shown).encode())
     return digest.hexdigest()
