@@ -56,7 +56,7 @@ def test_the_texts_of_several_columns_are_one(streaming):
     assert [(row["text"], row["problem"] is None) for row in marked] == [(None, False), ("b x", True), ("y", True)]
     with pytest.raises(ValueError, match=r"no column 'kategory'.*did you mean 'category'"):
         load_pairs(rows, text_column=["text", "kategory"])
-    with pytest.raises(ValueError, match="column 'size' holds int64; several text columns are joined"):
+    with pytest.raises(ValueError, match=r"column 'size' holds Value\('int64'\); expected texts"):
         [*load_pairs(rows, text_column=["text", "size"], streaming=streaming)]
 
 

@@ -127,7 +127,7 @@ def test_a_folder_of_pictures(shop, own_export):
     [
         ({"a": ["1", "2"]}, {}, "none of its columns 'a' holds pictures .* or titles"),
         ({"title": ["a lamp"]}, {"image_column": "pic"}, "no column 'pic'; the columns are 'title'"),
-        ({"title": []}, {}, "is empty: it has no rows"),
+        ({"title": []}, {}, "cannot be read: it has no rows"),
         (
             {"image": ["bilder/7.png"], "title": ["a"]},
             {},

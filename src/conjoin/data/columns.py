@@ -1,6 +1,7 @@
 """Columns of a table: which of them are the parts of a row, and what their cells are as ids, numbers or images."""
 
 import difflib
+import itertools
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conjoin.data.row_checks import as_name
+from conjoin.data.row_images import EMBEDDED
 from conjoin.processing.item_error import ItemError
 
 _MONEY = r"(?:[A-Z]{3}|[$€£¥₹₽₺₩₫₪₴฿])?"
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
 
 IMAGE = datasets.Image(decode=False)
+_BYTES = [datasets.Value(kind) for kind in ("binary", "large_binary", "binary_view")]
 
 COMMON_COLUMNS = {
     "image": ("image", "img", "jpg", "jpeg", "png", "webp", "image_path", "img_path", "file_name", "filename",
@@ -190,43 +193,24 @@ def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | 
     return number
 
 
-def without_json(cells: pa.Array) -> pa.Array:
-    """Return a column of mixed JSON values as texts, or as lists of them if one is a list; others as they are."""
+def values_of(cells: pa.Array) -> list[Any]:
+    """Return the values of a column; those of mixed JSON are texts or lists of texts."""
     if not isinstance(cells.type, pa.BaseExtensionType):
-        return cells
-    values = [None if value is None else json.loads(value) for value in cells.storage.to_pylist()]
-    if any(isinstance(value, list) for value in values):
-        lists = [value if isinstance(value, list) else [value] for value in values]
-        return pa.array([[*map(_as_text, each)] for each in lists], pa.list_(pa.string()))
-    return pa.array(map(_as_text, values), pa.string())
+        return list(cells.to_pylist())
+    values = [value and json.loads(value) for value in cells.storage.to_pylist()]
+    return [[*map(as_name, value)] if isinstance(value, list) else as_name(value) for value in values]
 
 
-def _as_text(value: Any) -> str | None:
-    if isinstance(value, float):
-        return as_name(value)
-    return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def as_names(cells: pa.Array, column: str) -> pa.Array:
-    """Return ids or groups as texts: whole numbers without a point, bytes decoded; NaN and blanks are null.
+def as_names(cells: pa.Array, column: str) -> list[str | None]:
+    """Return the ids or groups of a column, each as `as_name`.
 
     Raises:
         ValueError: They are no texts or numbers.
     """
-    cells = without_json(cells)
-    if pa.types.is_dictionary(cells.type):
-        cells = cells.dictionary_decode()
-    if pa.types.is_floating(cells.type):
-        cells = without_nan(cells.cast(pa.float64()))
-        if pc.any(pc.greater_equal(pc.abs(cells), 2.0**53)).as_py():
-            raise ValueError(f"the column {column!r} holds numbers that lost digits, as 64-bit floats; write texts")
-        whole = pc.cast(pc.cast(cells, pa.int64(), safe=False), pa.string())
-        cells = pc.if_else(pc.equal(pc.floor(cells), cells), whole, pc.cast(cells, pa.string()))
     try:
-        cells = cells.cast(pa.binary()).cast(pa.string()) if is_kind(cells.type, "binary") else cells.cast(pa.string())
-    except pa.ArrowException as error:
-        raise ValueError(f"the column {column!r} holds {cells.type}; expected texts or numbers ({error})") from error
-    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(cells), ""), None, cells)
+        return [*map(as_name, values_of(cells))]
+    except ValueError as error:
+        raise ValueError(f"the column {column!r} holds {error}") from error
 
 
 def without_nan(cells: pa.Array) -> pa.Array:
@@ -252,11 +236,6 @@ def _undecoded(feature: Any) -> Any:
     return {name: _undecoded(part) for name, part in feature.items()} if isinstance(feature, dict) else feature
 
 
-def is_kind(kind: pa.DataType, name: str) -> bool:
-    """Whether a type is `string`, `large_string` or `string_view`, likewise `binary`."""
-    return str(kind) in (name, f"large_{name}", f"{name}_view")
-
-
 def is_list(cells: Any) -> bool:
     """Whether a column of Arrow holds lists."""
     return pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)
@@ -275,17 +254,48 @@ def is_text(feature: Any) -> bool:
 def holds_images(feature: Any) -> bool:
     """Whether a feature is of images with their bytes or paths, or of lists of them."""
     kind = element_of(feature) or feature
-    return isinstance(kind, datasets.Image | dict) or kind in [
-        datasets.Value(binary) for binary in ("binary", "large_binary", "binary_view")
-    ]
+    return isinstance(kind, datasets.Image | dict) or kind in _BYTES
 
 
-def image_column(dataset: datasets.Dataset, column: str) -> datasets.Dataset:
-    """Return a column that `holds_images` as the undecoded column `image`."""
-    feature = dataset.features[column]
-    images = dataset.select_columns(column).rename_columns({column: "image"})
-    several = element_of(feature) is not None
-    if (element_of(feature) or feature) in (datasets.Value("large_binary"), datasets.Value("binary_view")):
-        binary = datasets.Value("binary")
-        images = images.cast_column("image", datasets.List(binary) if several else binary)
-    return images.cast_column("image", datasets.List(IMAGE) if several else IMAGE)
+def check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColumns:
+    """Return the columns without a `picture` that holds no images; it may if images are not read.
+
+    Raises:
+        ValueError: The columns of images or of texts hold something else.
+    """
+    other = (datasets.Value("null"), datasets.Json())
+    for name in (columns.text, *columns.joined):
+        kind = features.get(name or "")
+        kind = kind if columns.joined else element_of(kind) or kind
+        if name and not (is_text(kind) or kind in other or isinstance(kind, datasets.ClassLabel)):
+            raise ValueError(f"column {name!r} holds {features[name]}; expected texts")
+    pictures = features.get(columns.picture or "")
+    kind = element_of(pictures) or pictures
+    if is_text(kind) or kind in other or holds_images(pictures):
+        return columns
+    if columns.image:
+        raise ValueError(f"column {columns.image!r} holds {pictures}; expected images, image bytes, paths or URLs")
+    return columns._replace(picture=None)
+
+
+def cast_images(dataset: Source, column: str) -> Source:
+    """Return the dataset with a column that `holds_images` as `IMAGE`, or as lists of it."""
+    element = element_of(dataset.features[column])
+    kinds = [IMAGE] if (element or dataset.features[column]) not in _BYTES[1:] else [_BYTES[0], IMAGE]
+    for kind in kinds:
+        feature = kind if element is None else datasets.List(kind)
+        if dataset.features[column] != feature:
+            dataset = dataset.cast_column(column, feature)
+    return dataset
+
+
+def image_paths(cells: pa.Array) -> list[Any]:
+    """Return the path of each row's image, or a list of paths; `EMBEDDED` for one with bytes, which stay unread."""
+    if is_list(cells):
+        paths = iter(image_paths(pc.list_flatten(cells)))
+        lengths = pc.fill_null(pc.list_value_length(cells), 0).to_pylist()
+        return [[*itertools.islice(paths, length)] for length in lengths]
+    if pa.types.is_struct(cells.type):
+        has_bytes = pc.is_valid(pc.struct_field(cells, "bytes"))
+        cells = pc.if_else(has_bytes, EMBEDDED, pc.struct_field(cells, "path"))
+    return values_of(cells)

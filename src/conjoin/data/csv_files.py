@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import glob
 import io
 import itertools
 import logging
@@ -33,11 +34,8 @@ class _Layout(NamedTuple):
 
 @dataclass
 class CsvConfig(datasets.BuilderConfig):
-    """A CSV file; its time and its size are a part of the cache's key."""
+    """A CSV file; `datasets` keeps what it read for each file, its time and these values."""
 
-    path: str = ""
-    changed: int = 0
-    size: int = 0
     encoding: str = ""
 
 
@@ -46,19 +44,22 @@ class CsvTable(datasets.ArrowBasedBuilder):
 
     BUILDER_CONFIG_CLASS = CsvConfig
 
+    @property
+    def _path(self) -> Path:
+        return Path(self.config.data_files["train"][0])
+
     def _info(self) -> datasets.DatasetInfo:
-        names = next(csv_rows(Path(self.config.path)))[1]
+        _, names = next(csv_rows(self._path))
         return datasets.DatasetInfo(features=datasets.Features({name: datasets.Value("string") for name in names}))
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": [self.config.path]})]
+        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": [self._path]})]
 
-    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
-        rows = csv_rows(Path(paths[0]))
-        names = next(rows)[1]
+    def _generate_tables(self, paths: list[Path]) -> Iterator[tuple[int, pa.Table]]:
+        rows = csv_rows(paths[0])
+        _, names = next(rows)
         while block := [[cell or None for cell in row] for _, row in itertools.islice(rows, _ROWS_AT_ONCE)]:
-            columns = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
-            yield 0, pa.table(dict(zip(names, columns, strict=True)))
+            yield 0, pa.table([pa.array(column, pa.string()) for column in zip(*block, strict=True)], names)
 
 
 def open_csv(path: Path) -> CsvTable:
@@ -67,9 +68,7 @@ def open_csv(path: Path) -> CsvTable:
     Raises:
         ValueError: The file is not text, or the header is malformed.
     """
-    facts = path.stat()
-    encoding = os.environ.get(ENCODING, "")
-    return CsvTable(path=str(path.resolve()), changed=facts.st_mtime_ns, size=facts.st_size, encoding=encoding)
+    return CsvTable(data_files=glob.escape(str(path)), encoding=os.environ.get(ENCODING, ""))
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -78,42 +77,37 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     Raises:
         ValueError: A cell's quotes do not match, a row is longer than the header, or a name occurs twice.
     """
+    csv.field_size_limit(2**31 - 1)
     facts = path.stat()
     layout = _layout(path, facts.st_mtime_ns, facts.st_size, os.environ.get(ENCODING))
-    width, is_header = 0, True
+    names: list[str] = []
     with io.TextIOWrapper(open_bytes(path), encoding=layout.encoding, newline="") as file:
         for _ in range(layout.skipped):
             file.readline()
-        csv.field_size_limit(2**31 - 1)
-        rows = csv.reader(file, delimiter=layout.separator, strict=True)
-        while True:
-            line = layout.skipped + rows.line_num + 1
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                lines = f"lines {line} to {layout.skipped + rows.line_num}"
-                raise ValueError(
-                    f"{lines}: {error}; a cell begins with a double quote that does not end it: write "
-                    '""" for a quote, and end the cell with "'
-                ) from error
-            if row is None:
-                return
-            if not any(row):
-                continue
-            if is_header:
-                row, is_header = _names(row), False
-                width = len(row)
-            elif layout.skipped + rows.line_num > line and _swallows(row, width, layout.separator):
-                raise ValueError(
-                    f"the lines {line} to {layout.skipped + rows.line_num} are one row, because a cell begins with a "
-                    'double quote; write it as """ and end the cell with "'
-                )
-            if len(row) > width and any(row[width:]):
-                raise ValueError(
-                    f"line {line} has {len(row)} fields, the header {width}; put a text that holds "
-                    f"{layout.separator!r} in double quotes"
-                )
-            yield line, row if len(row) == width else [*row[:width], *[""] * (width - len(row))]
+        rows, end = csv.reader(file, delimiter=layout.separator, strict=True), layout.skipped
+        try:
+            for row in rows:
+                start, end = end + 1, layout.skipped + rows.line_num
+                if not any(row):
+                    continue
+                if not names:
+                    row = names = _names(row)
+                elif end > start and _swallows(row, len(names), layout.separator):
+                    raise ValueError(
+                        f"the lines {start} to {end} are one row, because a cell begins with a double quote; write it "
+                        'as """ and end the cell with "'
+                    )
+                if any(row[len(names) :]):
+                    raise ValueError(
+                        f"line {start} has {len(row)} fields, the header {len(names)}; put a text that holds "
+                        f"{layout.separator!r} in double quotes"
+                    )
+                yield start, row if len(row) == len(names) else (row + [""] * len(names))[: len(names)]
+        except csv.Error as error:
+            raise ValueError(
+                f"lines {end + 1} to {layout.skipped + rows.line_num}: {error}; a cell begins with a double quote "
+                'that does not end it: write """ for a quote, and end the cell with "'
+            ) from error
 
 
 def _names(header: list[str]) -> list[str]:
@@ -143,7 +137,6 @@ def _layout(path: Path, changed: int, size: int, given: str | None) -> _Layout:
         return _Layout(encoding, first[4], 1)
     if Path(path.name.lower().removesuffix(".gz")).suffix == ".tsv":
         return _Layout(encoding, "\t", 0)
-    csv.field_size_limit(2**31 - 1)
 
     def score(separator: str) -> tuple[bool, int]:
         header, *rows = [len(row) for row in itertools.islice(csv.reader(start, delimiter=separator), 2)]
@@ -169,11 +162,11 @@ def _encoding(path: Path, given: str | None) -> str:
     problem = text_problem(path)
     if problem is None:
         return "utf-8-sig"
-    with open_bytes(path) as file:
-        try:
-            is_text = all(b"\0" not in part and part.decode("cp1252") for part in iter(lambda: file.read(2**20), b""))
-        except UnicodeDecodeError:
-            is_text = False
+    try:
+        with open_bytes(path) as file:
+            is_text = "\0" not in file.read().decode("cp1252")
+    except UnicodeDecodeError:
+        is_text = False
     if not is_text:
         raise ValueError(f"{problem}, nor Windows-1252; save it as UTF-8")
     logger.warning("%s: %s; read as Windows-1252. Save it as UTF-8 if letters are wrong", path, problem)

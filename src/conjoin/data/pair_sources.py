@@ -1,17 +1,14 @@
 """Open any source of image-text pairs as a `datasets` dataset with its own columns; `pairs` unifies them."""
 
 import glob
-import gzip
 import logging
 import tarfile
-import zlib
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
 
 import datasets
-import pyarrow
 
 from conjoin.data.csv_files import open_csv
 from conjoin.data.emoji.sample import load_emoji
@@ -33,10 +30,6 @@ _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _SAVED_FILES = ("state.json", "dataset_dict.json")
 _SPLITS = {word: str(split) for split, words in datasets.data_files.SPLIT_KEYWORDS.items() for word in words}
 """From the names of folders, such as `valid`, to the splits that they hold."""
-_UNREADABLE = (
-    ValueError, IndexError, KeyError, TypeError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile,
-    tarfile.TarError, pyarrow.ArrowException, datasets.exceptions.DatasetGenerationError,
-)  # fmt: skip
 
 
 class SplitError(ValueError):
@@ -53,7 +46,8 @@ def open_source(
 ) -> tuple[AnyDataset, Path | None]:
     """Open `source` and return it with the folder of its relative image paths, or None.
 
-    Without `captions`, a folder without metadata gives its images alone.
+    Without `captions`, a folder without metadata gives its images alone. With `streaming`, CSV and Parquet files,
+    shards and datasets of the Hub are read on access.
 
     Raises:
         FileNotFoundError: The path, a shard or the Hub dataset does not exist.
@@ -65,14 +59,11 @@ def open_source(
     if isinstance(source, datasets.Dataset | datasets.IterableDataset):
         return source, None
     if source == SAMPLE_SOURCE:
-        sample = load_emoji(split)
-        return (sample.to_iterable_dataset() if streaming else sample), None
+        return load_emoji(split), None
     if isinstance(source, list | tuple):
         return _open_files([str(file) for file in source], split, streaming), None
     if not isinstance(source, str | PathLike):
-        raise TypeError(
-            f"source is a {type(source).__name__}; expected a path, a list of tar or Parquet files, or a dataset"
-        )
+        raise TypeError(f"source is a {type(source).__name__}; expected a path, a list of files, or a dataset")
     if str(source).endswith(_SHARD_SUFFIXES) or "://" in str(source):
         return _open_files([str(source)], split, streaming), None
     path = Path(source).expanduser()
@@ -101,8 +92,6 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     """
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {str(path)!r}")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{str(path)!r} has zero bytes")
     if split != "train":
         raise SplitError(split, f"the table {str(path)!r}")
     kind = _TABLES[table_suffix(path)]
@@ -115,20 +104,15 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
             builder = datasets.load_dataset_builder(kind, data_files=glob.escape(str(path)))
         if streaming and kind != "json":  # JSON says its types at the end
             table: AnyDataset = builder.as_streaming_dataset(split="train")
-            is_empty = next(iter(table), None) is None
-        else:
-            builder.download_and_prepare()
-            is_empty = not builder.info.splits["train"].num_examples
-            table = datasets.Dataset.from_dict({}) if is_empty else builder.as_dataset(split="train")
-            table = table.to_iterable_dataset() if streaming else table
-    except StopIteration:
-        is_empty = True
-    except _UNREADABLE as error:
-        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
-        raise ValueError(f"{str(path)!r} cannot be read: {cause or error}") from error
-    if is_empty:
-        raise ValueError(f"{str(path)!r} is empty: it has no rows")
-    return table
+            next(iter(table))
+            return table
+        builder.download_and_prepare()
+        if not builder.info.splits["train"].num_examples:
+            raise ValueError("it has no rows")
+        return builder.as_dataset(split="train")
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
+        raise ValueError(f"{str(path)!r} cannot be read: {str(cause) or 'it has no rows'}") from error
 
 
 def table_suffix(path: Path) -> str:
@@ -149,38 +133,38 @@ def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
     for file in files:
         if "://" not in file and not glob.glob(file, recursive=True):
             raise FileNotFoundError(f"no such file: {file!r}")
-    kind, name = ("parquet", "Parquet") if is_parquet else ("webdataset", "webdataset shards")
+    kind = "parquet" if is_parquet else "webdataset"
     try:
         return datasets.load_dataset(kind, data_files=files, split=split, streaming=streaming)
+    except ImportError:
+        raise
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no such file: {files[:3]}: {error}") from error
-    except ImportError as error:
-        raise ImportError(f"{files[0]!r} needs another package: {error}") from error
-    except _UNREADABLE as error:
+    except Exception as error:
         hint = "" if is_parquet else _about_names(files[0])
-        raise ValueError(f"{files[:3]} cannot be read as {name}: {error.__cause__ or error}{hint}") from error
+        raise ValueError(f"{files[:3]} cannot be read as {kind}: {error.__cause__ or error}{hint}") from error
 
 
 def _about_names(shard: str) -> str:
     """Say how the files of a shard must be named, by the first that may be at fault."""
     try:
         with tarfile.open(glob.glob(shard)[0]) as tar:
-            names = [name for name in tar.getnames() if "." in Path(name).name]
+            names = [Path(name).name for name in tar.getnames()]
     except (OSError, tarfile.TarError, IndexError):
         return ""
-    name = next((name for name in names if Path(name).name.count(".") > 1), next(iter(names), "a.png"))
-    key, _, kind = Path(name).name.partition(".")
+    name = max(names, key=lambda name: name.count("."), default="a.png")
+    key, _, kind = name.partition(".")
     return (
         f" The name of a file up to its first dot is the key of its example, the rest its column, the same columns in "
         f"each example: {name!r} is the column {kind!r} of {key!r}"
     )
 
 
-def _open_saved(folder: Path, split: str, streaming: bool) -> AnyDataset:
+def _open_saved(folder: Path, split: str) -> datasets.Dataset:
     """Open what `save_to_disk` of `datasets` wrote."""
     try:
         saved = datasets.load_from_disk(str(folder))
-    except (*_UNREADABLE, OSError) as error:
+    except Exception as error:
         raise ValueError(f"the saved dataset in {str(folder)!r} cannot be read: {error}") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
@@ -188,13 +172,13 @@ def _open_saved(folder: Path, split: str, streaming: bool) -> AnyDataset:
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
         raise SplitError(split, f"the dataset {str(folder)!r}", [str(saved.split or "train")])
-    return saved.to_iterable_dataset() if streaming else saved
+    return saved
 
 
 def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> tuple[AnyDataset, Path]:
     """Open a folder of pictures; returns also the folder of its relative image paths, that of the split."""
     if any((folder / name).is_file() for name in _SAVED_FILES):
-        return _open_saved(folder, split, streaming), folder
+        return _open_saved(folder, split), folder
     pictures = sorted(path for path in folder.rglob("*") if is_picture(path))
     pictures = [path for path in pictures if not any(part[0] == "." for part in path.relative_to(folder).parts)]
     for name in METADATA_FILES:
@@ -233,7 +217,7 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     pairs = datasets.Dataset.from_dict(columns)
     if labelled:
         pairs = pairs.cast_column("label", datasets.ClassLabel(names=sorted(set(columns["label"]))))
-    return (pairs.to_iterable_dataset() if streaming else pairs), folder
+    return pairs, folder
 
 
 def _utf8(name: str) -> str:

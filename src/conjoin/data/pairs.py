@@ -1,9 +1,9 @@
 """Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,27 +17,27 @@ from conjoin.data.columns import (
     IMAGE,
     PairColumns,
     as_names,
+    cast_images,
+    check_kinds,
     choose_columns,
     choose_metadata,
     element_of,
     holds_images,
-    image_column,
-    is_kind,
+    image_paths,
     is_list,
     read_number,
     require_columns,
     undecoded as undecoded,
-    without_json,
+    values_of,
     without_nan,
 )
 from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source, table_suffix
-from conjoin.data.row_checks import check_on_error, counted, id_keys, row_name
+from conjoin.data.row_checks import check_on_error, counted, row_name
 from conjoin.data.row_images import PLACEHOLDER, RowImages, check_placeholders, image_folders, listed_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
-from conjoin.storage import row_digest
 
 logger = logging.getLogger(__name__)
 _TEXT = datasets.Value("string")
@@ -68,9 +68,10 @@ def load_pairs(
 ) -> AnyDataset:
     """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
 
-    Without streaming, this function checks every id and text and the existence of every image file; images are read
-    on access. With streaming, each row is checked when it is read, and duplicate ids are not detected. A row that
-    cannot be used raises an error that names it; no row is skipped.
+    This function checks every id and text and the existence of every image file; images are read on access. With
+    streaming, the rows of CSV and Parquet files, shards, datasets of the Hub and an `IterableDataset` are read and
+    checked on access, and duplicate ids are not detected. A row that cannot be used raises an error that names it; no
+    row is skipped.
 
     A row with a list of captions becomes a pair for each caption, with the ids `ID#0`, `ID#1` ...; so do rows of one
     id and one image. Pairs of one image share a `group`, a fourth column that exists where it is needed (with
@@ -132,12 +133,20 @@ def load_pairs(
     given = {"image": image_column, "text": text, "id": id_column, "group": group_column}
     chosen = choose_columns(list(first), given, dataset.features, only)
     chosen = chosen._replace(joined=tuple(joined) if chosen.text else ())
+    chosen = check_kinds(chosen, dataset.features)
     metadata = choose_metadata(keep, list(first), dataset.features)
     is_csv = isinstance(source, str | Path) and table_suffix(Path(source)) in (".csv", ".tsv")
     csv = Path(str(source)).expanduser() if is_csv else None
-    reader = PairReader(chosen, RowImages(folder, image_folders(source, folder)), skip, metadata, csv)
+    pictures = dataset.features[chosen.picture] if chosen.picture else None
+    has_bytes = holds_images(pictures)
+    has_lists = element_of(pictures) is not None or isinstance(listed_images(first.get(chosen.picture)), list)
+    images = RowImages(folder, image_folders(source, folder))
+    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, csv)
+    dataset = dataset.select_columns(reader.names)
+    if has_bytes:
+        dataset = cast_images(dataset, str(chosen.picture))
     if isinstance(dataset, datasets.IterableDataset):
-        return reader.stream(dataset, first)
+        return reader.stream(dataset)
     pairs = reader.collect(dataset)
     return pairs.to_iterable_dataset() if streaming else pairs
 
@@ -165,22 +174,29 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
     return pairs
 
 
+@dataclass
 class PairReader:
     """Reads rows as pairs.
 
-    Args:
+    Attributes:
         columns: What to read.
         images: Checks the images.
+        has_bytes: Whether the column of images has the type `IMAGE`, or lists of it; else it has paths.
+        has_lists: Whether a row has a list of images.
         skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
         metadata: Further columns, as `choose_metadata` gives them.
         csv: The CSV file of the rows, if they are of one.
+        warned: The columns of metadata that hold what is no number.
     """
 
-    def __init__(
-        self, columns: PairColumns, images: RowImages, skip: bool, metadata: Mapping[str, str], csv: Path | None
-    ) -> None:
-        self.columns, self.images, self.skip, self.metadata, self.csv = columns, images, skip, metadata, csv
-        self._warned: set[str] = set()
+    columns: PairColumns
+    images: RowImages
+    has_bytes: bool
+    has_lists: bool
+    skip: bool
+    metadata: Mapping[str, str]
+    csv: Path | None
+    warned: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> list[str]:
@@ -189,30 +205,26 @@ class PairReader:
         read = (columns.picture, columns.text, *columns.joined, columns.id, columns.group, *self.metadata)
         return list(dict.fromkeys(name for name in read if name is not None))
 
-    def read(
-        self, table: pa.Table, numbers: Sequence[int], stored_images: bool = False
-    ) -> tuple[pa.Table, dict[int, ItemError]]:
+    def read(self, table: pa.Table, numbers: Sequence[int]) -> tuple[pa.Table, dict[int, ItemError]]:
         """Read and check rows.
 
         Args:
             table: With the columns `names`.
             numbers: Of the rows in the data.
-            stored_images: Whether the images stay where they are: the result has none.
 
         Returns:
-            A row for each pair, with the number of its `row`, its `id`, and where they are read `image`, `text`,
-            `group`, `metadata`, and `file`, a key that rows of one image file share; and why rows cannot be used, by
-            their numbers.
+            A row for each pair, with the number of its `row`, its `id` and the hash of it as `key`, and where they are
+            read `text`, `group`, `metadata`, `file`, the hash of the paths of the images (null for images with bytes),
+            and `image`, the list of the images that are paths; and why rows cannot be used, by their numbers.
         """
         columns = self.columns
         cells = {name: _combined(table[name]) for name in self.names}
         problems: dict[int, ItemError] = {}
         ids = [str(number) for number in numbers]
-        if columns.id:
-            known = as_names(cells[columns.id], columns.id)
-            ids = [name or f"row {number}" for name, number in zip(known.to_pylist(), numbers, strict=True)]
-            missing = [numbers[row] for row in np.flatnonzero(pc.is_null(known)).tolist()]
-            problems |= {number: ItemError(f"row {number}", "the id is missing") for number in missing}
+        for row, name in enumerate(as_names(cells[columns.id], columns.id)) if columns.id else ():
+            ids[row] = name or f"row {numbers[row]}"
+            if name is None:
+                problems[numbers[row]] = ItemError(ids[row], "the id is missing")
 
         def attempt(row: int, check: Callable[..., Any], *values: Any) -> Any:
             """Return what `check(*values, name of the row)` returns, or None after a problem."""
@@ -223,162 +235,95 @@ class PairReader:
                 return None
 
         rows: dict[str, pa.Array] = {"row": pa.array(numbers, pa.int64()), "id": pa.array(ids, pa.string())}
+        rows["key"] = pa.array(map(hash, ids), pa.int64())
         if self.metadata:
             kept = [self._kept(name, mark, cells[name], attempt) for name, mark in self.metadata.items()]
             rows["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata])
+        if columns.label and columns.text:  # classes are read by their names
+            classes = cells[columns.text]
+            cells[columns.text] = pa.array(columns.label.names).take(pc.if_else(pc.less(classes, 0), None, classes))
+        if columns.group:
+            rows["group"] = pa.array(as_names(cells[columns.group], columns.group), pa.string())
         owners, texts = pa.array(range(len(ids))), None
         if columns.text:
-            several = [without_json(cells[name]) for name in (columns.text, *columns.joined)]
-            written = self._joined(several) if columns.joined else several[0]
-            owners, texts = self._texts(written, attempt)
-            if is_list(written):
-                rows["group"] = rows["id"]
-        if columns.group:
-            groups = self._class_names(cells[columns.group]) if columns.group == columns.text else cells[columns.group]
-            rows["group"] = as_names(groups, columns.group)
+            owners, texts = self._texts([cells[name] for name in (columns.text, *columns.joined)], attempt)
         if columns.picture:
-            images, files, counts = self._images(without_json(cells[columns.picture]), attempt)
-            named = zip(ids, files, strict=True)
-            rows["file"] = pa.array(id_keys(row_id if file is None else f"file {file}" for row_id, file in named))
-            if columns.image and not stored_images:
-                rows["image"] = images
+            images, counts = self._images(cells[columns.picture], attempt)
+            rows |= images
             if counts and texts is not None:
                 for place in np.flatnonzero(pc.match_substring(texts, PLACEHOLDER)).tolist():
                     row = owners[place].as_py()
                     attempt(row, check_placeholders, texts[place].as_py(), counts[row])
-        if len(owners) > len(table):
-            rows = {name: values.take(owners) for name, values in rows.items()}
         pairs = pa.table(rows)
         if texts is not None:
-            pairs = pairs.append_column("text", texts)
+            pairs = pairs.take(owners).append_column("text", texts)
         if problems and len(pairs) > len(table):  # one pair for a row that cannot be used
             read = pairs["row"].to_numpy()
             pairs = pairs.filter(pa.array((np.diff(read, prepend=-1) != 0) | ~np.isin(read, list(problems))))
         return pairs, problems
 
-    def _joined(self, cells: Sequence[pa.Array]) -> pa.Array:
-        """Return the texts of several columns as one for each row; a missing text leaves no space."""
-        for name, each in zip((self.columns.text, *self.columns.joined), cells, strict=True):
-            if not (is_kind(each.type, "string") or pa.types.is_null(each.type)):
-                raise ValueError(
-                    f"column {name!r} holds {each.type}; several text columns are joined, which hold strings"
-                )
-        rows = zip(*(each.to_pylist() for each in cells), strict=True)
-        return pa.array([" ".join(filter(None, row)) or None for row in rows], pa.string())
-
-    def _texts(self, cells: pa.Array, attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array]:
-        """Return the row and the text of each pair."""
-        owners = pa.array(range(len(cells)))
-        if is_list(cells):
-            is_empty = pc.equal(pc.fill_null(pc.list_value_length(cells), 0), 0)
+    def _texts(self, columns: Sequence[pa.Array], attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array]:
+        """Return the row and the text of each pair; the texts of several columns are one."""
+        texts = columns[0]
+        if isinstance(texts.type, pa.BaseExtensionType):  # mixed JSON
+            lists = [value if isinstance(value, list) else [value] for value in values_of(texts)]
+            texts = pa.array(lists, pa.list_(pa.string()))
+        if len(columns) > 1:
+            parts = zip(*(column.to_pylist() for column in columns), strict=True)
+            texts = pa.array([" ".join(filter(None, row)) or None for row in parts], pa.string())
+        owners = pa.array(range(len(texts)))
+        if is_list(texts):
+            is_empty = pc.equal(pc.fill_null(pc.list_value_length(texts), 0), 0)
             for row in np.flatnonzero(is_empty).tolist():
                 attempt(row, _refuse, "the list of texts is empty")
-            cells = pc.if_else(is_empty, pa.scalar([None], cells.type), cells)
-            owners, cells = pc.list_parent_indices(cells), pc.list_flatten(cells)
-        texts = self._class_names(cells)
-        is_bad = pa.array([True] * len(texts))
-        if is_kind(texts.type, "string"):
-            texts = texts.cast(pa.string())
-            is_bad = pc.or_kleene(pc.is_null(texts), pc.equal(pc.utf8_trim_whitespace(texts), ""))
-        for place in np.flatnonzero(is_bad).tolist():
-            text, row = texts[place].as_py(), owners[place].as_py()
-            if text is None:
-                attempt(row, _refuse, "the text is missing")
-            else:
-                attempt(row, check_text, text)
-        return owners, texts if texts.type == pa.string() else pa.nulls(len(texts), pa.string())
+            texts = pc.if_else(is_empty, pa.scalar([None], texts.type), texts)
+            owners, texts = pc.list_parent_indices(texts), pc.list_flatten(texts)
+        texts = texts.cast(pa.string())
+        is_blank = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)
+        for place in np.flatnonzero(is_blank).tolist():
+            text = texts[place].as_py()
+            check, value = (_refuse, "the text is missing") if text is None else (check_text, text)
+            attempt(owners[place].as_py(), check, value)
+        return owners, texts
 
-    def _class_names(self, cells: pa.Array) -> pa.Array:
-        """Return the names of classes in place of their numbers; null for -1."""
-        if self.columns.label is None or not pa.types.is_integer(cells.type):
-            return cells
-        return pa.array(self.columns.label.names).take(pc.if_else(pc.less(cells, 0), None, cells))
-
-    def _images(
-        self, cells: pa.Array, attempt: Callable[..., Any]
-    ) -> tuple[pa.Array, list[str | None], Sequence[int]]:
+    def _images(self, cells: pa.Array, attempt: Callable[..., Any]) -> tuple[dict[str, pa.Array], list[int]]:
         """Check the images of rows.
 
         Returns:
-            The images, or lists of them if a row has a list; the files of each row as one text, None where an image
-            has bytes or no path; and how many images each row has, if there are lists that are read.
+            The `file` and the `image` of each row, as `read`; and how many images it has, if rows with lists are read.
         """
-        wanted = self.columns.image is not None
-        if is_kind(cells.type, "string"):  # a cell of a CSV may hold several
-            listed = [listed_images(cell) for cell in cells.to_pylist()]
-            if any(isinstance(each, list) for each in listed):
-                listed = [each if isinstance(each, list) else [each] for each in listed]
-                cells = pa.array(listed, pa.list_(pa.string()))
-            else:
-                cells = pa.array(listed, pa.string())
-        lengths = pc.fill_null(pc.list_value_length(cells), 0).to_numpy() if is_list(cells) else None
-        flat = cells if lengths is None else pc.list_flatten(cells)
-        count = len(flat)
-        check: Callable[..., Any] = self.images.check_path
-        if is_kind(flat.type, "string"):
-            check, has_bytes, data, paths = self.images.resolve, pa.array([False] * count), pa.nulls(count), flat
-        elif is_kind(flat.type, "binary"):
-            has_bytes, data, paths = flat.is_valid(), flat, pa.nulls(count)
-        elif pa.types.is_struct(flat.type):
-            data = flat.field("bytes")
-            has_bytes = pc.and_(flat.is_valid(), data.is_valid())
-            paths = pc.if_else(has_bytes, None, flat.field("path"))
-        elif not wanted or pa.types.is_null(flat.type):
-            has_bytes, data, paths = pa.array([False] * count), pa.nulls(count), pa.nulls(count)
-        else:
-            kind = datasets.Features.from_arrow_schema(pa.schema({"x": cells.type}))["x"]
-            raise ValueError(
-                f"column {self.columns.picture!r} holds {kind}; expected images, image bytes, paths or URLs"
-            )
-        ends = np.arange(1, count + 1) if lengths is None else np.cumsum(lengths)
-        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-        failed = set()
-        for row in np.flatnonzero(starts == ends).tolist() if wanted else ():
-            attempt(row, check, None)
-            failed.add(row)
-        names: list[Any] = paths.to_pylist()
-        files: list[str | None] = [None] * len(cells)
-        unread = np.flatnonzero(pc.invert(has_bytes))
-        for place, row in zip(unread.tolist(), np.searchsorted(ends, unread, "right").tolist(), strict=True):
-            if starts[row] == place and all(names[place : ends[row]]):
-                files[row] = "\n".join(map(self.images.absolute, names[place : ends[row]]))
-            if wanted:
-                names[place] = attempt(row, check, names[place])
-                if names[place] is None:
-                    failed.add(row)
-        is_null = pa.array(np.isin(np.arange(len(cells)), list(failed)))
-        parts = [data.cast(pa.binary()), pa.array(names, pa.string())]
-        if lengths is None:
-            return pa.StructArray.from_arrays(parts, ["bytes", "path"], mask=is_null), files, ()
-        offsets = pa.array(np.concatenate([starts, ends[-1:]]), pa.int32())
-        images = pa.StructArray.from_arrays(parts, ["bytes", "path"])
-        return pa.ListArray.from_arrays(offsets, images, mask=is_null), files, lengths.tolist() if wanted else ()
+        pictures = [listed_images(cell) for cell in image_paths(cells)]
+        lists = [picture if isinstance(picture, list) else [picture] for picture in pictures]
+        rows = {"file": pa.array(map(self.images.file_key, lists), pa.int64())}
+        if not self.columns.image:
+            return rows, []
+        check = self.images.check_path if self.has_bytes else self.images.resolve
+        images: list[list[dict[str, str]] | None] = []
+        for row, paths in enumerate(lists):
+            checked = [attempt(row, check, path) for path in paths or [None]]
+            images.append(None if None in checked else [{"path": path} for path in checked])
+        if not self.has_bytes:
+            rows["image"] = pa.array(images, pa.list_(IMAGE.pa_type))
+        has_lists = any(isinstance(picture, list) for picture in pictures)
+        self.has_lists |= has_lists
+        return rows, [*map(len, lists)] if has_lists else []
 
     def _kept(self, name: str, mark: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
         """Return the values of a kept column."""
         if not mark:
             return without_nan(cells)
         numbers: list[float | None] = []
-        for row, value in enumerate(cells.to_pylist()):
+        for row, value in enumerate(values_of(cells)):
             try:
                 numbers.append(read_number(value, "", name, mark))
             except ItemError as error:
                 numbers.append(None)
                 if not self.skip:
                     attempt(row, _refuse, error.message)
-                elif name not in self._warned:
-                    self._warned.add(name)
+                elif name not in self.warned:
+                    self.warned.add(name)
                     logger.warning("%s; it is no value, and so are others that are no numbers", error.message)
         return pa.array(numbers, pa.float64())
-
-    def _features(self, names: Iterable[str], known: Mapping[str, Any], several_images: bool) -> datasets.Features:
-        """Return the columns of the result."""
-        special = {"image": datasets.List(IMAGE) if several_images else IMAGE}
-        special["metadata"] = {
-            name: datasets.Value("float64") if mark else known[name] for name, mark in self.metadata.items()
-        }
-        wanted = set(names)
-        return datasets.Features({name: special.get(name, _TEXT) for name in PAIR_COLUMNS if name in wanted})
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
         """Read all rows, and join what was read with the texts and images that stay unchanged on disk.
@@ -387,170 +332,136 @@ class PairReader:
             ItemError: Rows cannot be used, and such rows are not skipped; it is that of the first.
         """
         columns, count = self.columns, len(dataset)
-        stored_text = columns.text is not None and not columns.joined and dataset.features[columns.text] == _TEXT
-        stored_images = columns.image is not None and holds_images(dataset.features[columns.image])
-        table = dataset.select_columns(self.names).with_format("arrow")
+        stored = {"image": columns.image} if columns.image and self.has_bytes else {}
+        if columns.text and not columns.joined and dataset.features[columns.text] == _TEXT:
+            stored["text"] = columns.text
+        table = dataset.with_format("arrow")
         problems: dict[int, ItemError] = {}
-        keys, blocks = [], []
+        blocks = []
         for start in range(0, count, _ROWS_AT_ONCE):
             numbers = range(start, min(start + _ROWS_AT_ONCE, count))
-            block, found = self.read(table[start : numbers.stop], numbers, stored_images)
+            block, found = self.read(table[start : numbers.stop], numbers)
             problems |= found
-            is_first = pa.array(np.diff(block["row"].to_numpy(), prepend=-1) != 0)
-            keys.append(id_keys(block["id"].filter(is_first).to_pylist()))
-            blocks.append(block.drop_columns("text") if stored_text else block)
-        several_images = "image" in blocks[0].column_names and any(is_list(each["image"]) for each in blocks)
-        if several_images:
-            blocks = [_with_lists(block) for block in blocks]
-        pairs = pa.concat_tables(blocks, promote_options="default")  # JSON may hold lists of texts in some rows only
-        repeats = _repeats(np.concatenate(keys))
-        copies = _same_images(dataset, columns.picture, repeats)
-        if copies and columns.text is None:
-            pairs = pairs.filter(pa.array(~np.isin(pairs["row"], list(copies))))
-        owners, ids = pairs["row"].to_numpy(), pairs["id"]
-        if repeats:
-            ids = self._note_repeats(repeats, copies, owners, ids, problems)
+            blocks.append(block.drop_columns("text") if "text" in stored else block)
+        pairs = pa.concat_tables(blocks)
+        owners, first = pairs["row"].to_numpy(), _first_places(pairs["key"])
+        if (owners[first] != owners).any():
+            pairs = self._without_repeats(dataset, pairs, first, problems)
+            owners, first = pairs["row"].to_numpy(), _first_places(pairs["key"])
         if problems and not self.skip:
             raise counted([problems[row] for row in sorted(problems)], count)
-        made = {name: pairs[name] for name in pairs.column_names if name in PAIR_COLUMNS}
-        if "group" in made and not columns.group:
-            made["group"] = pairs["id"]
-        elif "group" not in made and columns.picture:
-            files, first, places = np.unique(pairs["file"], return_index=True, return_inverse=True)
-            if len(files) < len(owners):
-                made["group"] = ids.take(pa.array(first[places]))
-        if len(owners) != count or copies:
-            ids = pa.array(number_pairs(ids.to_pylist()))
-            if len(pc.unique(ids)) < len(ids):
-                raise ItemError("the data", "an id is that of another row with # and a number; ids must be unique")
-        made["id"] = ids
-        if self.skip:
-            made["problem"] = _reasons(problems, owners.tolist())
-        features = self._features(made, dataset.features, several_images)
-        stored = datasets.table.InMemoryTable(pa.table({name: made[name] for name in features}))
-        result = datasets.Dataset(stored, info=datasets.DatasetInfo(features=features))
-        if stored_text:
-            result = _beside(result, dataset.select_columns(columns.text).rename_columns({columns.text: "text"}))
-        if stored_images:
-            images = image_column(dataset, str(columns.image))
-            result = _beside(result, images) if len(owners) == count else join_pairs(images, owners, result)
+        made, same = {name: pairs[name] for name in pairs.column_names}, first
+        if columns.picture:
+            same = np.where(pc.is_null(pairs["file"]), first, _first_places(pairs["file"]))
+        if not columns.group and (same != np.arange(len(same))).any():
+            made["group"] = pairs["id"].take(pa.array(same))
+        if (first != np.arange(len(first))).any():
+            made["id"] = pa.array(number_pairs(pairs["id"].to_pylist()))
+        features = self._features([*made, *(["problem"] if self.skip else [])], dataset.features)
+        table = datasets.table.InMemoryTable(self._result(made, problems, features))
+        result = datasets.Dataset(table, info=datasets.DatasetInfo(features=features))
+        for name, column in stored.items():
+            kept = dataset.select_columns(column).rename_columns({column: name})
+            result = _beside(result, kept) if len(owners) == count else join_pairs(kept, owners, result)
         return result.select_columns([name for name in PAIR_COLUMNS if name in result.column_names])
 
-    def _note_repeats(
-        self,
-        repeats: Mapping[int, int],
-        copies: Collection[int],
-        owners: np.ndarray,
-        ids: pa.ChunkedArray,
-        problems: dict[int, ItemError],
-    ) -> pa.Array:
-        """Note the rows that repeat the id of an earlier one with another image; returns ids of their own for them."""
-        named = ids.to_pylist()
-        lines = [line for line, _ in csv_rows(self.csv)][1:] if self.csv else None
-        for row, first in repeats.items():
-            if row not in copies:
-                where = f"rows {first} and {row}" if lines is None else f"lines {lines[first]} and {lines[row]}"
-                places = range(*np.searchsorted(owners, [row, row + 1]))
-                remedy = "the first is kept" if self.skip else _UNIQUE
-                problem = f"the id {named[places[0]]!r} occurs twice, in {where}; {remedy}"
-                problems[row] = ItemError(f"row {row}", problem)
-                for place in places:
-                    named[place] += f"#{row}"
-        return pa.array(named, pa.string())
-
-    def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
-        """Read rows when they are used.
+    def _without_repeats(
+        self, dataset: datasets.Dataset, pairs: pa.Table, first: np.ndarray, problems: dict[int, ItemError]
+    ) -> pa.Table:
+        """Return pairs whose rows share an id only if they show one image; without texts, only the first of such rows.
 
         Args:
             dataset: The rows.
-            first: The first of them.
+            pairs: As they were read.
+            first: For each pair, the first one of its id.
+            problems: Of rows; those with the id of another image are added, and get an id of their own.
         """
+        owners, ids, copies = pairs["row"].to_pylist(), pairs["id"].to_pylist(), []
+        unit, places = "rows", [*range(len(dataset))]
+        if self.csv:
+            unit, places = "lines", [line for line, _ in csv_rows(self.csv)][1:]
+        pictures: Sequence[Any] = places
+        files: Sequence[str | None] = [None] * len(pairs)
+        if self.columns.picture:
+            pictures, files = dataset[self.columns.picture], pairs["file"].to_pylist()
+        for pair, before in enumerate(first.tolist()):
+            row, earlier = owners[pair], owners[before]
+            if row == earlier:
+                continue
+            if files[pair] == files[before] if files[pair] else pictures[row] == pictures[earlier]:
+                copies.append(pair)
+                continue
+            remedy = "the first is kept" if self.skip else _UNIQUE
+            where = f"{unit} {places[earlier]} and {places[row]}"
+            problems[row] = ItemError(f"row {row}", f"the id {ids[pair]!r} occurs twice, in {where}; {remedy}")
+            ids[pair] += f"#row {row}"
+        pairs = pairs.set_column(pairs.column_names.index("id"), "id", pa.array(ids))
+        return pairs if self.columns.text else pairs.take(np.delete(np.arange(len(pairs)), copies))
+
+    def stream(self, dataset: datasets.IterableDataset) -> datasets.IterableDataset:
+        """Read rows when they are used."""
         columns, known = self.columns, dataset.features
-        several = {
-            part: isinstance(listed_images(first.get(name or "")), list)
-            or element_of(known.get(name or "")) is not None
-            for part, name in (("image", columns.image), ("text", columns.text))
-        }
-        wanted = columns._asdict() | {"id": True, "group": columns.group or several["text"]}
-        wanted |= {"problem": self.skip, "metadata": self.metadata}
-        features = self._features([name for name in wanted if wanted[name]], known, several["image"])
-        rows = dataset.select_columns(self.names)
-        types = rows.features.arrow_schema
+        has_groups = columns.group or (columns.text and element_of(known[columns.text]))
+        wanted = columns._asdict() | {"id": True, "group": has_groups, "problem": self.skip, "metadata": self.metadata}
+        features = self._features([name for name in wanted if wanted[name]], known)
+        types = known.arrow_schema
 
         def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-            table = pa.table([_typed(batch[field.name], field.type) for field in types], schema=types)
+            table = pa.Table.from_pydict(batch, types)
             pairs, problems = self.read(table, numbers)
             if problems and not self.skip:
                 raise problems[min(problems)]
-            owners = pairs["row"].to_pylist()
-            if len(pairs) > len(table) and not several["text"]:
-                row = next(row for row, count in Counter(owners).items() if count > 1)
-                raise ValueError(f"row {row}: several texts, but the rows before have one each")
-            if several["image"]:
-                pairs = _with_lists(pairs)
-            elif columns.image and is_list(pairs["image"]):
+            if self.has_lists and features.get("image") == IMAGE:
                 raise ValueError("a row has several images, but the first row has one")
-            made = {name: pairs[name] for name in pairs.column_names}
+            owners = pairs["row"].to_pylist()
+            made = {"group": pairs["id"]} | {name: pairs[name] for name in pairs.column_names}
             made["id"] = pa.array(number_pairs(pairs["id"].to_pylist(), owners), pa.string())
-            made["problem"] = _reasons(problems, owners)
-            none = pa.nulls(len(pairs))  # no group, as no text of these rows is a list
-            return pa.table({name: made.get(name, none) for name in features}).cast(features.arrow_schema).to_pydict()
+            if columns.image and self.has_bytes:
+                made["image"] = table[columns.image].take(pa.array(np.searchsorted(numbers, owners)))
+            return self._result(made, problems, features).to_pydict()
 
-        return rows.map(
+        return dataset.map(
             read, with_indices=True, batched=True, batch_size=_STREAMED_AT_ONCE, remove_columns=self.names,
             features=features,
         )  # fmt: skip
 
+    def _features(self, names: Iterable[str], known: Mapping[str, Any]) -> datasets.Features:
+        """Return the columns of the result of the given names."""
+        special: dict[str, Any] = {"image": datasets.List(IMAGE) if self.has_lists else IMAGE}
+        special["metadata"] = {
+            name: datasets.Value("float64") if mark else known[name] for name, mark in self.metadata.items()
+        }
+        wanted = set(names)
+        return datasets.Features({name: special.get(name, _TEXT) for name in PAIR_COLUMNS if name in wanted})
 
-def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Return the values of a stream as a column of its type."""
-    if isinstance(kind, pa.BaseExtensionType):  # JSON
-        texts = [None if value is None else json.dumps(value) for value in values]
-        return pa.ExtensionArray.from_storage(kind, pa.array(texts, kind.storage_type))
-    return pa.array(values, kind)
+    def _result(
+        self, made: Mapping[str, Any], problems: Mapping[int, ItemError], features: datasets.Features
+    ) -> pa.Table:
+        """Return the columns of the result."""
+        columns = dict(made)
+        if "problem" in features:
+            reasons = {row: str(problem) for row, problem in problems.items()}
+            columns["problem"] = pa.array(map(reasons.get, made["row"].to_pylist()), pa.string())
+        if features.get("image") == IMAGE and not self.has_bytes:
+            columns["image"] = pc.list_element(made["image"], 0)
+        return pa.table({name: columns[name] for name in features}).cast(features.arrow_schema)
 
 
 def _refuse(message: str, name: str) -> None:
     raise ItemError(name, message)
 
 
-def _reasons(problems: Mapping[int, ItemError], rows: Sequence[int]) -> pa.Array:
-    """Return why each of some rows cannot be used, or null."""
-    return pa.array([str(problems[row]) if row in problems else None for row in rows], pa.string())
-
-
 def _combined(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _with_lists(pairs: pa.Table) -> pa.Table:
-    """Return pairs whose images are lists; of one image, where a row has one."""
-    images = _combined(pairs["image"])
-    if is_list(images):
-        return pairs
-    offsets = pa.array(range(len(images) + 1), pa.int32())
-    lists = pa.ListArray.from_arrays(offsets, images, mask=pc.is_null(images))
-    return pairs.set_column(pairs.column_names.index("image"), "image", lists)
-
-
-def _repeats(keys: np.ndarray) -> dict[int, int]:
-    """Return the rows whose key an earlier row has, and the first such row of each."""
-    order = np.argsort(keys, kind="stable")
-    first: dict[int, int] = {}
-    for place in np.flatnonzero(keys[order][1:] == keys[order][:-1]).tolist():
-        before = int(order[place])
-        first[int(order[place + 1])] = first.get(before, before)
-    return dict(sorted(first.items()))
-
-
-def _same_images(dataset: datasets.Dataset, picture: str | None, repeats: Mapping[int, int]) -> set[int]:
-    """Return the rows of an id that an earlier row has whose image is that of the earlier row."""
-    if picture is None or not repeats:
-        return set()
-    rows = [*dict.fromkeys([*repeats.values(), *repeats])]
-    cells = dataset.select_columns(picture).select(rows)
-    digests = {row: row_digest({"image": cell[picture]}) for row, cell in zip(rows, cells, strict=True)}
-    return {row for row, first in repeats.items() if digests[row] == digests[first]}
+def _first_places(keys: pa.ChunkedArray) -> np.ndarray:
+    """Return for each key the place of the first that equals it."""
+    ordered = np.sort(keys.fill_null(0).to_numpy())
+    if (ordered[1:] != ordered[:-1]).all():
+        return np.arange(len(keys))
+    _, first, inverse = np.unique(keys.fill_null(0).to_numpy(), return_index=True, return_inverse=True)
+    return first[inverse]
 
 
 def number_pairs(ids: Sequence[str], owners: Sequence[Hashable] | None = None) -> list[str]:
@@ -573,16 +484,15 @@ def join_pairs(images: datasets.Dataset, owners: np.ndarray, pairs: datasets.Dat
     """
     numbers = np.arange(len(owners)) - np.searchsorted(owners, owners)
     layers, places, start = [], np.zeros(len(owners), dtype=np.int64), 0
-    table = pairs.with_format("arrow")[:]
     for number in range(numbers.max() + 1):  # the first pairs of all rows, the second pairs ...
-        chosen, rows = images, owners[numbers == number]
+        members = np.flatnonzero(numbers == number)
+        chosen, rows = images, owners[members]
         if 2 * len(rows) < len(images):
             chosen, rows = images.select(rows), np.arange(len(rows))
-        cells, is_empty = np.zeros(len(chosen), dtype=np.int64), np.ones(len(chosen), dtype=bool)
-        cells[rows], is_empty[rows] = np.flatnonzero(numbers == number), False
-        layer = datasets.table.InMemoryTable(table.take(pa.array(cells, mask=is_empty)))
+        cells = np.full(len(chosen), -1)
+        cells[rows], places[members] = members, start + rows
+        layer = datasets.table.InMemoryTable(pairs.data.table.take(pa.array(cells, mask=cells < 0)))
         layers.append(_beside(datasets.Dataset(layer, info=pairs.info), chosen))
-        places[numbers == number] = start + rows
         start += len(chosen)
     return datasets.concatenate_datasets(layers).select(places)
 

@@ -32,11 +32,15 @@ def as_name(value: Any) -> str | None:
     """Return an id as a text: the number 1001.0 as `1001`, bytes decoded; None for NaN and blanks.
 
     Raises:
-        ValueError: Bytes are not UTF-8.
+        ValueError: It is no text and no number, or a float that cannot hold all digits; or bytes are not UTF-8.
     """
     if value is None or value != value:
         return None
+    if isinstance(value, list | dict):
+        raise ValueError(f"{value!r:.80}; expected texts or numbers")
     if isinstance(value, float) and value.is_integer():
+        if abs(value) >= 2**53:
+            raise ValueError(f"{value}, a 64-bit float that lost digits; write texts")
         value = int(value)
     text = value.decode() if isinstance(value, bytes) else str(value)
     return text if text.strip() else None

@@ -22,6 +22,8 @@ from conjoin.processing.urls import check_urls_allowed
 _HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 ALLOW_ROOTS = "CONJOIN_ROOTS"
 """The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""
+EMBEDDED = "data:"
+"""Stands for the path of an image that has its bytes."""
 PLACEHOLDER = "<image>"
 """Stands for an image in the text of a row with a list of images."""
 
@@ -124,6 +126,12 @@ class RowImages(NamedTuple):
     def absolute(self, path: str) -> str:
         """Return the absolute path of a file; URLs and data URIs stay as they are."""
         return path if is_uri(path) else str(((self.folder or Path()) / path).absolute())
+
+    def file_key(self, paths: Sequence[str | None]) -> int | None:
+        """Return a hash of the files of a row's images; None if an image has no path, or its bytes."""
+        if not paths or not all(paths) or EMBEDDED in paths:
+            return None
+        return hash(tuple(self.absolute(str(path)) for path in paths))
 
 
 def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: str) -> str:
