@@ -133,7 +133,7 @@ class TestSearch:
                                            " and ".join(["price < 3"] * 5000), "price = " + "1 + " * 5000 + "1",
                                            "price = 1" + "::int" * 5000])  # fmt: skip
     def test_a_chain_of_operators_is_refused_before_lance_overflows_its_stack(self, collection, operators):
-        for use in (collection.select, collection.check, lambda where: collection.search(QUERIES, 3, where=where)):
+        for use in (collection.select, lambda where: collection.search(QUERIES, 3, where=where)):
             with pytest.raises(
                 ValueError, match=r"cannot be evaluated: it has \d+ words and signs, and 600 are the most"
             ):

@@ -24,7 +24,7 @@ from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
-from conjoin.retrieval.collection_table import OWN_COLUMNS, TEXT
+from conjoin.retrieval.collection_table import OWN_COLUMNS
 from conjoin.serving.columns import describe_column
 
 _ROWS = 50_000
@@ -109,7 +109,7 @@ def find_products(
             "as images/1.jpg, or URLs) or titles (texts of several words); name one by --image-column or --text-column"
         )
     id_ = columns.take(columns.id() if id_column is None else id_column) or ""
-    unkept = [name for name in columns.free if name in (*OWN_COLUMNS, TEXT, "image")]  # names of the collection's own
+    unkept = [name for name in columns.free if name in (*OWN_COLUMNS, "text", "image")]
     columns.free = [name for name in columns.free if name not in unkept]
     group = columns.take(columns.named(_GROUPS, columns.repeats))
     numbers, choices = columns.numbers(), columns.choices()

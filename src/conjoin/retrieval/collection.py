@@ -17,12 +17,7 @@ from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
-    ITEM_DIGEST,
     OWN_COLUMNS,
-    PICTURE,
-    ROW_DIGEST,
-    TEXT,
-    VECTOR,
     check_files,
     committing,
     condition,
@@ -95,7 +90,7 @@ class Collection:
     def _load(self) -> None:
         self.table = open_published(self.uri)
         self.metadata = read_metadata(self.table)
-        field = self.table.schema.field(VECTOR).type
+        field = self.table.schema.field("vector").type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
         self.__dict__.pop("faiss", None)
@@ -141,8 +136,8 @@ class Collection:
 
     def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
-        for batch in self.scan(["id", VECTOR], where):
-            yield batch["id"], matrix(batch[VECTOR], self.dimension)
+        for batch in self.scan(["id", "vector"], where):
+            yield batch["id"], matrix(batch["vector"], self.dimension)
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
@@ -151,9 +146,9 @@ class Collection:
             ValueError: An id is not in the collection.
         """
         if ids is None:
-            return matrix(self._read([VECTOR])[VECTOR], self.dimension)
-        table, places = self._look_up(ids, ["id", VECTOR])
-        vectors = matrix(table[VECTOR], self.dimension)
+            return matrix(self._read(["vector"])["vector"], self.dimension)
+        table, places = self._look_up(ids, ["id", "vector"])
+        vectors = matrix(table["vector"], self.dimension)
         del table  # of the size of the vectors
         return vectors[places]
 
@@ -169,7 +164,7 @@ class Collection:
         """
         names = self.table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
-        columns += [PICTURE] if pictures and PICTURE in names else []
+        columns += ["picture"] if pictures and "picture" in names else []
         table, places = self._look_up(ids, columns)
         return [_known_values(row) for row in table.take(places).to_pylist()]
 
@@ -262,7 +257,7 @@ class Collection:
     def _nearest(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> list[Ranking]:
         """The nearest rows of a few queries, scored again in float64."""
         search: Any = self.table.search(queries)
-        search = search.distance_type("dot").limit(k).select(["id", VECTOR, "_distance"])
+        search = search.distance_type("dot").limit(k).select(["id", "vector", "_distance"])
         settings = self.metadata.get("index") or {}
         if exact or not settings:
             search = search.bypass_vector_index()
@@ -271,7 +266,7 @@ class Collection:
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()
         owners = table["query_index"].to_numpy() if "query_index" in table.column_names else np.zeros(len(table), int)
-        ids, candidates = table["id"].to_pylist(), matrix(table[VECTOR], self.dimension)
+        ids, candidates = table["id"].to_pylist(), matrix(table["vector"], self.dimension)
         rankings = []
         for number, query in enumerate(queries.astype(np.float64)):
             own = np.flatnonzero(owners == number)
@@ -285,7 +280,7 @@ class Collection:
         A row that has a part s of the best row's score by words adds 1.5 s³: runs of letters are in most rows, so a
         small s means nothing.
         """
-        if TEXT not in index_names(self.table):
+        if "text" not in index_names(self.table):
             command = f"conjoin index {self.uri}{' --kind none' if self.metadata['index'] is None else ''}"
             raise ValueError(f"the collection {self.uri!r} has no texts, or no index of their words: run `{command}`")
         if len(texts) != len(queries):
@@ -319,10 +314,10 @@ class Collection:
 
     def _sorted_vectors(self) -> tuple[pa.Array, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
-        table = self._read(["id", VECTOR])
+        table = self._read(["id", "vector"])
         ids, numbers = table["id"].combine_chunks(), table["_rowid"].to_numpy()
         order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
-        return ids.take(pa.array(order)), numbers[order], matrix(table[VECTOR], self.dimension)[order]
+        return ids.take(pa.array(order)), numbers[order], matrix(table["vector"], self.dimension)[order]
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove rows and publish the collection without them; this object sees that state from then on.
@@ -367,16 +362,16 @@ class Collection:
             if kind is not None:
                 try:
                     index = vars(lancedb.index)[kind.title().replace("_", "")]
-                    table.create_index(VECTOR, config=index(distance_type="dot"), name=VECTOR)
+                    table.create_index("vector", config=index(distance_type="dot"), name="vector")
                 except (RuntimeError, ValueError) as error:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
-            elif VECTOR in index_names(table):
-                table.drop_index(VECTOR)
+            elif "vector" in index_names(table):
+                table.drop_index("vector")
             write_metadata(table, self.metadata | {"index": settings})
 
-        columns = [field.name for field in self.schema if field.name != TEXT and _can_be_indexed(field.type)]
-        if TEXT in self.schema.names and self.table.count_rows(f"{TEXT} is not null"):
-            columns.append(TEXT)
+        columns = [field.name for field in self.schema if field.name != "text" and _can_be_indexed(field.type)]
+        if "text" in self.schema.names and self.table.count_rows("text is not null"):
+            columns.append("text")
         self._write(build, columns)
         return None if kind is None else self.recall(recall_queries)
 
@@ -417,9 +412,9 @@ class Collection:
             queries: How many vectors of the collection to search for, spread evenly.
         """
         indices = np.unique(np.linspace(0, len(self) - 1, min(queries, len(self))).round().astype(int)).tolist()
-        sample = self.table.take_offsets(indices).select(["id", VECTOR]).to_arrow()
+        sample = self.table.take_offsets(indices).select(["id", "vector"]).to_arrow()
         names = sample["id"].to_pylist()
-        vectors = matrix(sample[VECTOR], self.dimension)
+        vectors = matrix(sample["vector"], self.dimension)
         wanted = self.search(vectors, _DEPTH + 1, exact=True).ids
         approximate = self.search(vectors, _DEPTH + 1).ids
         shares = []
@@ -444,11 +439,11 @@ class Collection:
 
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
-        columns = [name for name in self.table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
+        columns = [name for name in self.table.schema.names if name not in ("item_digest", "row_digest")]
         table = self._read(columns).select(columns).replace_schema_metadata(None)
         table = table if len(table) else table.schema.empty_table()
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
-        return rows.cast_column(PICTURE, datasets.Image()) if PICTURE in columns else rows
+        return rows.cast_column("picture", datasets.Image()) if "picture" in columns else rows
 
     def _write(self, change: Callable[[Table], object], columns: Sequence[str] = ()) -> None:
         """Change the table, publish it, and see the new state; arguments as for `publish`."""
@@ -466,7 +461,7 @@ class Collection:
 def _has_same_rows(table: Table, uri: str) -> bool:
     """Whether a table has the published rows, as one has that an interrupted `index` left."""
     published = open_published(uri)
-    now, before = (each.search().select(["id", ROW_DIGEST]).to_arrow().sort_by("id") for each in (table, published))
+    now, before = (each.search().select(["id", "row_digest"]).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
 
 
@@ -482,8 +477,8 @@ def _known_values(row: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: value for name, value in row.items() if value is not None}
     if len(known.get("image", ())) == 1:
         known["image"] = known["image"][0]
-    first = {name: known[name] for name in ("id", TEXT, "image") if known.get(name)}
-    return first | {name: value for name, value in known.items() if name not in (TEXT, "image")}
+    first = {name: known[name] for name in ("id", "text", "image") if known.get(name)}
+    return first | {name: value for name, value in known.items() if name not in ("text", "image")}
 
 
 def _can_be_indexed(kind: pa.DataType) -> bool:

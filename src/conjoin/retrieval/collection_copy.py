@@ -15,18 +15,7 @@ from conjoin.hub.local_paths import is_absolute, public_name
 from conjoin.processing.item_images import is_url
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import (
-    PICTURE,
-    TABLE,
-    TEXT,
-    VECTOR,
-    create_table,
-    exists,
-    index_names,
-    publish,
-    vector_field,
-    writing,
-)
+from conjoin.retrieval.collection_table import TABLE, create_table, exists, index_names, publish, vector_field, writing
 from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_folders
 from conjoin.storage import FOLDER_CHECKSUMS
 
@@ -63,11 +52,12 @@ def copy_collection(
     schema = collection.table.schema
     details = collection.metadata["details"] | ({} if model_name is None else {"model": model_name})
     metadata = dict(collection.metadata) | {"details": details, "index": None}
-    schema = schema.set(schema.get_field_index(VECTOR), vector_field(collection.dimension, collection.dtype, metadata))
-    adds_pictures = side is not None and PICTURE not in schema.names
-    schema = schema.append(pa.field(PICTURE, pa.binary())) if adds_pictures else schema
+    vectors = vector_field(collection.dimension, collection.dtype, metadata)
+    schema = schema.set(schema.get_field_index("vector"), vectors)
+    adds_pictures = side is not None and "picture" not in schema.names
+    schema = schema.append(pa.field("picture", pa.binary())) if adds_pictures else schema
     folders = picture_folders(collection.uri)
-    texts = [field.name for field in collection.schema if field.name not in ("id", TEXT)
+    texts = [field.name for field in collection.schema if field.name not in ("id", "text")
              and (pa.types.is_string(field.type) or pa.types.is_nested(field.type))]  # fmt: skip
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -78,7 +68,7 @@ def copy_collection(
                 for id_, image in zip(columns["id"].to_pylist(), columns["image"].to_pylist(), strict=True):
                     check_pictures(image or [], folders, f"item {id_!r}")
                     pictures.append(make_thumbnail(image, side, f"item {id_!r}") if image else None)
-                columns[PICTURE] = pa.array(pictures, pa.binary())
+                columns["picture"] = pa.array(pictures, pa.binary())
             for name in texts if model_name is not None else ():
                 public = [_public(value, name == "image") for value in columns[name].to_pylist()]
                 columns[name] = pa.array(public, columns[name].type)
@@ -98,7 +88,7 @@ def copy_collection(
     index = collection.metadata["index"]
     if index is not None:
         copy.index(index["kind"], probes=index["probes"], refine=index["refine"])
-    elif set(index_names(collection.table)) - {"id", TEXT}:
+    elif set(index_names(collection.table)) - {"id", "text"}:
         copy.index(None)
     return copy
 

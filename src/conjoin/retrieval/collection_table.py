@@ -24,13 +24,9 @@ from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, locked,
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
-VECTOR = "vector"
-TEXT = "text"
-ITEM_DIGEST, ROW_DIGEST = "item_digest", "row_digest"
-"""Columns: the digest of what was encoded (text, bytes of the images), and of all that a row of the data said."""
-PICTURE = "picture"
-OWN_COLUMNS = ("id", VECTOR, ITEM_DIGEST, ROW_DIGEST, PICTURE)
-"""Columns that no column of the data may be named as."""
+OWN_COLUMNS = ("id", "vector", "item_digest", "row_digest", "picture")
+"""Columns that no column of the data may be named as: `item_digest` is of what was encoded (text, image bytes),
+`row_digest` of all that a row of the data said, `picture` a thumbnail."""
 MOST_WORDS = 2_000_000
 """Rows up to which a publication indexes the words of new texts by itself."""
 IDS_AT_ONCE = 1000
@@ -187,14 +183,14 @@ def publish(uri: str | Path, table: Table, columns: Iterable[str] = ()) -> None:
                 table.drop_index(index.name)
         table.optimize(cleanup_older_than=_FOREVER)
     missing = names - {*index_names(table)}
-    for name in sorted(missing & {*table.schema.names} - {TEXT}):
+    for name in sorted(missing & {*table.schema.names} - {"text"}):
         table.create_index(name, config=BTree(), name=name)
-    wants_words = TEXT in missing or (table.count_rows() <= MOST_WORDS and TEXT not in index_names(table))
-    if wants_words and table.count_rows(f"{TEXT} is not null"):
+    wants_words = "text" in missing or (table.count_rows() <= MOST_WORDS and "text" not in index_names(table))
+    if wants_words and table.count_rows("text is not null"):
         few: Any = {"base_tokenizer": "ngram", "ngram_min_length": 1, "ngram_max_length": 3}
         many: Any = {"base_tokenizer": "icu", "max_token_length": None}  # cuts each script into its words
         cut = few if table.count_rows() <= MOST_MISTYPED else many
-        table.create_index(TEXT, config=FTS(stem=False, remove_stop_words=False, **cut), name=TEXT)
+        table.create_index("text", config=FTS(stem=False, remove_stop_words=False, **cut), name="text")
     _move_tag(uri, table, before)
     if before is not None:
         table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance cleans nothing up while an old version has a tag
@@ -208,7 +204,7 @@ def index_names(table: Table) -> list[str]:
 
 def read_metadata(table: Table) -> dict[str, Any]:
     """Return what the table records of its vectors: `key` (their origin), `details` and `index` (how to search)."""
-    metadata = (table.schema.field(VECTOR).metadata or {}).get(_METADATA.encode())
+    metadata = (table.schema.field("vector").metadata or {}).get(_METADATA.encode())
     if metadata is None:
         raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")
     return dict(json.loads(metadata))
@@ -217,13 +213,13 @@ def read_metadata(table: Table) -> dict[str, Any]:
 def vector_field(dimension: int, dtype: str, metadata: dict[str, Any]) -> pa.Field:
     """The column of vectors of a new table."""
     number = pa.float16() if dtype == "float16" else pa.float32()
-    return pa.field(VECTOR, pa.list_(number, dimension), metadata={_METADATA: json.dumps(metadata)})
+    return pa.field("vector", pa.list_(number, dimension), metadata={_METADATA: json.dumps(metadata)})
 
 
 def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
     """Replace what the table says of its vectors, if it differs."""
     if metadata != read_metadata(table):
-        table.update_field_metadata({"path": VECTOR, "metadata": {_METADATA: json.dumps(metadata)}})
+        table.update_field_metadata({"path": "vector", "metadata": {_METADATA: json.dumps(metadata)}})
 
 
 def condition(where: str) -> str:

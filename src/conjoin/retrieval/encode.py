@@ -35,12 +35,7 @@ from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Changes, Collection
 from conjoin.retrieval.collection_table import (
-    ITEM_DIGEST,
     OWN_COLUMNS,
-    PICTURE,
-    ROW_DIGEST,
-    TEXT,
-    VECTOR,
     committing,
     create_table,
     id_conditions,
@@ -182,9 +177,9 @@ class KnownRows:
         with suppress(FileNotFoundError):
             self._table = open_table(uri, writes=True)
         with reading(uri):
-            for batch in () if self._table is None else self._table.search().select(["id", ROW_DIGEST]).to_batches():
+            for batch in () if self._table is None else self._table.search().select(["id", "row_digest"]).to_batches():
                 keys.append(id_keys(batch["id"].to_pylist()))
-                digests.append(batch[ROW_DIGEST].to_numpy())
+                digests.append(batch["row_digest"].to_numpy())
         self.keys, self._digests = np.concatenate(keys), np.concatenate(digests)
         order = np.argsort(self.keys)
         self.keys, self._digests = self.keys[order], self._digests[order]
@@ -202,9 +197,9 @@ class KnownRows:
         found: dict[str, np.ndarray] = {}
         for where in id_conditions(list(digests)):
             with reading(self.uri):
-                stored = self._table.search().where(where).select(["id", ITEM_DIGEST, VECTOR]).to_arrow()
-            same = (row for row in stored.to_pylist() if row[ITEM_DIGEST] == digests[row["id"]])
-            found |= {row["id"]: np.array(row[VECTOR], dtype=np.float32) for row in same}
+                stored = self._table.search().where(where).select(["id", "item_digest", "vector"]).to_arrow()
+            same = (row for row in stored.to_pylist() if row["item_digest"] == digests[row["id"]])
+            found |= {row["id"]: np.array(row["vector"], dtype=np.float32) for row in same}
         return found
 
 
@@ -318,8 +313,8 @@ def encode_rows(
     def record(index: int, vector: np.ndarray) -> tuple[int, Record]:
         picture = {}
         if options.keep_pictures and rows[index].get("image") is not None:
-            picture[PICTURE] = make_thumbnail(rows[index]["image"], options.keep_pictures, f"item {ids[index]!r}")
-        return start + index, changed[index] | picture | {VECTOR: vector}
+            picture["picture"] = make_thumbnail(rows[index]["image"], options.keep_pictures, f"item {ids[index]!r}")
+        return start + index, changed[index] | picture | {"vector": vector}
 
     digests = known.digests(ids)
     unchanged = 0
@@ -337,12 +332,13 @@ def encode_rows(
                 unchanged += 1
                 continue
             items[index] = row_item(parts, name)
-            values = {"id": ids[index], ITEM_DIGEST: item_digest(parts), ROW_DIGEST: digest, **_kept_values(row, name)}
-            changed[index] = values | ({} if image is None else {"image": _image_paths(image) or None})
+            known_values = {"id": ids[index], "item_digest": item_digest(parts), "row_digest": digest}
+            paths = {} if image is None else {"image": _image_paths(image) or None}
+            changed[index] = known_values | _kept_values(row, name) | paths
         except (OSError, ValueError) as error:
             skip(index, error if isinstance(error, ItemError) else ItemError(name, str(error)))
     stored = known.vectors(
-        {ids[index]: values[ITEM_DIGEST] for index, values in changed.items() if digests[index] >= 0}
+        {ids[index]: values["item_digest"] for index, values in changed.items() if digests[index] >= 0}
     )
     moved = [record(index, stored[ids[index]]) for index in changed if ids[index] in stored]
     yield Encoded(moved, 0, unchanged, skipped[:], several)
@@ -376,7 +372,7 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
     Raises:
         ItemError: `"metadata"` is no mapping from names, or has a name that no column can have.
     """
-    text = {TEXT: row[TEXT]} if isinstance(row.get(TEXT), str) else {}
+    text = {"text": row["text"]} if isinstance(row.get("text"), str) else {}
     kept = row.get("metadata") or {}
     if not isinstance(kept, Mapping) or not all(isinstance(column, str) and column for column in kept):
         raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
@@ -456,7 +452,7 @@ def write_rows(
         with committing(uri):
             if table is None:
                 metadata = {"key": key, "details": details, "index": None}
-                table = create_table(uri, _schema(rows, len(records[0][VECTOR]), metadata, options))
+                table = create_table(uri, _schema(rows, len(records[0]["vector"]), metadata, options))
             values = cast_to_schema(values, table)
             new, changed = values.filter(~is_known), values.filter(is_known)
             if len(new):
@@ -547,12 +543,12 @@ def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], optio
     own = [
         pa.field("id", pa.string(), nullable=False),
         vector_field(dimension, options.dtype, metadata),
-        pa.field(TEXT, pa.string()),
+        pa.field("text", pa.string()),
         pa.field("image", pa.list_(pa.string())),
-        *(pa.field(name, pa.int64()) for name in (ITEM_DIGEST, ROW_DIGEST)),
-        *([pa.field(PICTURE, pa.binary())] if options.keep_pictures else []),
+        *(pa.field(name, pa.int64()) for name in ("item_digest", "row_digest")),
+        *([pa.field("picture", pa.binary())] if options.keep_pictures else []),
     ]
-    return pa.schema([*own, *(field for field in known if field.name != TEXT and not pa.types.is_null(field.type))])
+    return pa.schema([*own, *(field for field in known if field.name != "text" and not pa.types.is_null(field.type))])
 
 
 def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
@@ -561,10 +557,10 @@ def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
     Raises:
         ValueError: A column cannot be kept, or a vector is not finite.
     """
-    vectors = np.stack([record[VECTOR] for record in records]).astype(dtype)
+    vectors = np.stack([record["vector"] for record in records]).astype(dtype)
     check_vectors(vectors, None, [record["id"] for record in records])
-    columns = {VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])}
-    for name in dict.fromkeys(name for record in records for name in record if name != VECTOR):
+    columns = {"vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])}
+    for name in dict.fromkeys(name for record in records for name in record if name != "vector"):
         try:
             columns[name] = pa.array([record.get(name) for record in records])
             if columns[name].type == pa.struct([]):
@@ -588,7 +584,7 @@ def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
         column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         try:
             both = [pa.schema([pa.field(field.name, kind)]) for kind in (field.type, column.type)]
-            if pa.types.is_nested(field.type) and field.name != VECTOR:  # a cast drops fields that are new
+            if pa.types.is_nested(field.type) and field.name != "vector":  # a cast drops fields that are new
                 if pa.unify_schemas(both, promote_options="permissive").field(0).type != field.type:
                     raise pa.ArrowInvalid("it is another one")
             columns.append(column.cast(field.type))

@@ -48,9 +48,8 @@ def hidden_pictures(collection: "Searchable") -> str | None:
         A line with the folder of this picture; None if all may be shown, or none is there.
     """
     from conjoin.retrieval.collection import Collection
-    from conjoin.retrieval.collection_table import PICTURE
 
-    if not isinstance(collection, Collection) or PICTURE in collection.table.schema.names:
+    if not isinstance(collection, Collection) or "picture" in collection.table.schema.names:
         return None
     folders = picture_folders(collection.uri)
     for batch in islice(collection.scan(["image"]), _BATCHES):

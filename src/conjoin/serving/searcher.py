@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic_core import to_jsonable_python
 
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
-from conjoin.retrieval.collection_table import PICTURE, TEXT, index_names, published_at
+from conjoin.retrieval.collection_table import index_names, published_at
 from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, search_items, weighted_parts
@@ -218,7 +218,7 @@ class Searcher:
         """
         if hybrid is None:
             collection = self.collection
-            has_words = isinstance(collection, Collection) and TEXT in index_names(collection.table)
+            has_words = isinstance(collection, Collection) and "text" in index_names(collection.table)
             hybrid = has_words and not weights and min_score is None
         texts = [item.get("text") if isinstance(item, Mapping) else item for item in items]
         words = [text if isinstance(text, str) else "" for text in texts]  # an interleaved item is a list
@@ -266,6 +266,6 @@ class Searcher:
 
 def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as JSON can hold it: dates as texts, numbers that are not finite as None; a thumbnail stays as it is."""
-    kept = {name: value for name, value in row.items() if name not in ("id", PICTURE)}
+    kept = {name: value for name, value in row.items() if name not in ("id", "picture")}
     plain = to_jsonable_python(kept, inf_nan_mode="null", bytes_mode="base64", serialize_unknown=True)
-    return plain | ({PICTURE: row[PICTURE]} if PICTURE in row else {})
+    return plain | ({"picture": row["picture"]} if "picture" in row else {})
