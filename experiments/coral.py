@@ -166,7 +166,10 @@ class Bench:
         self.processor.input_type = run.images
         if run.method == "GCL":
             products = MeritProducts(self.data, "train")
-            rows = [{"id": p.id, "group": p.title, "image": products.image(p.id), "text": p.title} for p in products]
+            rows = [
+                {"id": p.id, "group": p.title, "image": products.image(p.id), "text": p.title}
+                for p in products.values()
+            ]
             config = GclConfig(**settings, temperature=self.args.temperature, learn_temperature=False)
             trainer: Any = GclTrainer(model, config, train_dataset=rows, processing_class=self.processor)
         else:
@@ -354,7 +357,7 @@ def outcomes(run: dict[str, Any], column: str) -> np.ndarray:
 def measure_targets(bench: Bench, count: int = 400) -> str:
     """Say how large the image embeddings of training products are, which the vision decoder predicts."""
     products = MeritProducts(bench.data, "train")
-    images = [datasets.Image().decode_example(products.image(one.id)) for one in list(products)[:count]]
+    images = [datasets.Image().decode_example(products.image(one.id)) for one in list(products.values())[:count]]
     model = load_retriever(bench.mllm, 1, 0, readout=bench.args.readout).eval()
     config = CoralConfig(**bench.settings(0, 1, 0.0, 1), reconstruct=["vision"])
     trainer, found = CoralTrainer(model, config, processing_class=bench.processor), []
@@ -379,7 +382,7 @@ def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
     pictures.prepare_images(
         datasets.Image().decode_example(products.image(product.id)).convert("RGB")
         for products in (MeritProducts(data, split) for split in SPLITS)
-        for product in products
+        for product in products.values()
     )
     mllm = WORK / f"mllm-{args.projector_steps}"
     projector = make_mllm(mllm, pictures, args.projector_steps)

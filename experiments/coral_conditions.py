@@ -96,7 +96,7 @@ def main() -> None:
                 ranked = {}
                 for query in queries:
                     kind = products[query.positives[0]].kind if name == CHANCE[1] else None
-                    ranked[query.id] = str(draw.choice([p.id for p in products if kind in (None, p.kind)]))
+                    ranked[query.id] = str(draw.choice([p.id for p in products.values() if kind in (None, p.kind)]))
                 draws.append(flags(bench.data, ranked))
             record.add(name, 0, flags=np.mean(draws, 0).round(4).tolist())
     for name, seed in missing:

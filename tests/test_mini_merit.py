@@ -74,15 +74,15 @@ def test_families_do_not_cross_splits(mini, read):
     splits = {text: each.split for each in emoji_concepts() for text in [names[each.base]]}
     captions = read_captions(mini / "captions.jsonl")
     for split, (products, _) in read.items():
-        found = {captions[product.id].removeprefix("a drawing of ") for product in products}
+        found = {captions[pid].removeprefix("a drawing of ") for pid in products}
         assert {splits[text] for text in found if text in splits} == {split}
-    assert len({product.id for products, _ in read.values() for product in products}) == len(captions)
-    drawings = [products.image(product.id)["bytes"] for products, _ in read.values() for product in products]
+    assert len({pid for products, _ in read.values() for pid in products}) == len(captions)
+    drawings = [products.image(pid)["bytes"] for products, _ in read.values() for pid in products]
     assert len(set(drawings)) == len(drawings)
 
 
 def test_titles_are_in_five_languages_and_do_not_tell_the_skin_tone(read):
-    products = list(read["test"][0])
+    products = list(read["test"][0].values())
     assert {product.language for product in products} == {"en", "es", "id", "de", "pt"}
     indonesian = {each.text for each in emoji_concepts("id")}
     assert all(product.title in indonesian for product in products if product.language == "id")
@@ -110,7 +110,7 @@ def test_answers_and_hard_negatives_are_what_the_conditions_say(read):
         assert f"a product of {kind} " in query.instruction
         language = products[query.positives[0]].language if "with a title in" in query.instruction else None
         of_one_language += language is not None
-        fits = [p for p in products if p.kind == kind and (language is None or p.language == language)]
+        fits = [p for p in products.values() if p.kind == kind and (language is None or p.language == language)]
         assert set(query.positives) == {product.id for product in fits if matches(product, wanted)}
         assert len(query.positives) < 0.05 * len(products)
         for pid in query.negatives:

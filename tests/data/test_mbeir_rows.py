@@ -6,15 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.data import (
-    MBEIR_CELLS,
-    MbeirCandidates,
-    MbeirCell,
-    MbeirTraining,
-    find_cells,
-    load_instructions,
-    mbeir_queries,
-)
+from conjoin.data import MBEIR_CELLS, MbeirCandidates, MbeirCell, MbeirTraining, find_cells, mbeir_queries
 from conjoin.data.mbeir import fixed_choice, format_text, pool_file
 
 HEADER = "query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2\tprompt_3\tprompt_4"
@@ -230,11 +222,14 @@ def test_a_missing_field_or_file_is_named(root):
     ("lines", "message"),
     [
         (["query_modality\tprompt_1"], "no column 'cand_modality'"),
-        ([HEADER, "text\timage\tWebQA\t2\t\t"], "line 2: expected a dataset id and at least one prompt"),
-        ([HEADER, "text\timage\tWebQA\t2\tx", "text\tfilm\tWebQA\t2\tx"], "line 3: unknown modality 'film'"),
+        ([HEADER, "text\timage,text\tWebQA\t2\t\t"], "query '2:1': there is no instruction for dataset 2"),
+        (
+            [HEADER, "text\tfilm\tWebQA\t2\tx"],
+            "query '2:1': there is no instruction for dataset 2, text -> image,text",
+        ),
     ],
 )
 def test_bad_instructions(root, lines, message):
     write(root, "instructions/query_instructions.tsv", lines)
     with pytest.raises(ValueError, match=message):
-        load_instructions(root)
+        mbeir_queries(root, CELL)

@@ -43,7 +43,7 @@ def texts_and_images(items, query):
 
 
 def test_products(products):
-    assert len(products) == 7 and [each.id for each in products] == list("1234567")
+    assert len(products) == 7 and list(products) == list("1234567")
     product = products["5"]
     assert (product.title, product.kind, product.country, product.language) == ("โต๊ะแดง", "table", "SG", "th")
     assert product.attributes == {"color": "red", "material": "steel"}
@@ -90,7 +90,7 @@ def test_a_product_is_its_image_and_then_its_title(products):
 
 def test_what_the_ablations_leave_out(root, products):
     first = merit_queries(root, products)[0]
-    captions = {product.id: f"caption {product.id}" for product in products}
+    captions = {pid: f"caption {pid}" for pid in products}
     bare = MeritItems(products, titles=False)
     assert texts_and_images(bare, first)[2] == "</Product 1> and the material of <Product 2>"
     assert list(bare.product("4")) == ["image"]

@@ -39,8 +39,8 @@ MBEIR_TASKS = {
 """Modality of the query and of the target; there is no task 5."""
 _MODALITIES = {"text": "text", "image": "image", "image,text": "image,text", "text,image": "image,text"}
 """Ours by the names in the files."""
-Instructions = dict[tuple[int, str, str], list[str]]
-"""Prompts by dataset id, query modality and target modality."""
+Instructions = dict[tuple[str, str | None, str | None], list[str]]
+"""Prompts by the digit of the dataset, query modality and target modality."""
 
 
 class MbeirCell(NamedTuple):
@@ -135,7 +135,7 @@ def load_instructions(folder: str | Path) -> Instructions:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A column is missing, or a row has no prompt (the message names the row).
+        ValueError: A column is missing.
     """
     path = instructions_file(Path(folder))
     with path.open(encoding="utf-8", newline="") as file:
@@ -144,21 +144,18 @@ def load_instructions(folder: str | Path) -> Instructions:
         require_columns(columns, rows.fieldnames or ())
         instructions: Instructions = {}
         for row in rows:
-            where = f"{str(path)!r}, line {rows.line_num}"
+            query, target = (_MODALITIES.get(row[name].strip()) for name in ("query_modality", "cand_modality"))
             prompts = [format_text(row[name]) for name in row if str(name).startswith("prompt") and row[name].strip()]
-            if not prompts or not row["dataset_id"].strip().isdigit():
-                raise ItemError(where, "expected a dataset id and at least one prompt")
-            query, target = (_modality(row[name], where) for name in ("query_modality", "cand_modality"))
-            instructions[int(row["dataset_id"]), query, target] = prompts
+            instructions[row["dataset_id"].strip(), query, target] = prompts
     return instructions
 
 
 def _find_prompts(instructions: Instructions, qid: str, query: str, target: str) -> list[str]:
     """Return the prompts of a query by its modality and that of its target."""
-    dataset = int(qid[0])
-    if (dataset, query, target) not in instructions:
-        raise ItemError(f"query {qid!r}", f"there is no instruction for dataset {dataset}, {query} -> {target}")
-    return instructions[dataset, query, target]
+    prompts = instructions.get((qid[0], query, target))
+    if not prompts:
+        raise ItemError(f"query {qid!r}", f"there is no instruction for dataset {qid[0]}, {query} -> {target}")
+    return prompts
 
 
 def fixed_choice(options: Sequence[str], name: str) -> str:
@@ -172,13 +169,6 @@ def format_text(text: str, capitalise: bool = True) -> str:
     if capitalise:
         text = text[:1].upper() + text[1:]
     return text if not text or text.endswith((".", "?", "!")) else text + "."
-
-
-def _modality(value: Any, name: str) -> str:
-    """Return `"text"`, `"image"` or `"image,text"`; an error starts with `name`."""
-    if value not in _MODALITIES:
-        raise ItemError(name, f"unknown modality {value!r}; expected one of {', '.join(_MODALITIES)}")
-    return _MODALITIES[value]
 
 
 def _id(row: Mapping[str, Any], key: str, name: str) -> str:
@@ -335,8 +325,10 @@ def _read_item(
     """
     id_, prefix = ("qid", "query_") if role == "query" else ("did", "")
     name = f"{role} {row[id_]!r}"
-    modality, image = _modality(row.get(f"{prefix}modality"), name), row.get(f"{prefix}img_path")
-    parts = {}
+    named, image, parts = row.get(f"{prefix}modality"), row.get(f"{prefix}img_path"), {}
+    if named not in _MODALITIES:
+        raise ItemError(name, f"unknown modality {named!r}; expected one of {', '.join(_MODALITIES)}")
+    modality = _MODALITIES[named]
     if "image" in modality:
         if not image:
             raise ItemError(name, f"its modality is {modality}, but its image path is empty")

@@ -59,7 +59,7 @@ class MeritProduct:
     attributes: dict[str, Any]
 
 
-class MeritProducts:
+class MeritProducts(dict[str, MeritProduct]):
     """The products of a split, by id.
 
     Memory holds everything but the images. `datasets` keeps a copy of the files in its cache.
@@ -82,24 +82,13 @@ class MeritProducts:
         rows: Any = open_source(files, "train", streaming=False)[0]
         require_columns(PRODUCT_FEATURES, rows.column_names)
         self._images = undecoded(rows.select_columns("image"))
-        self._products = [self._product(row, index) for index, row in enumerate(rows.remove_columns("image"))]
-        self._indices = {product.id: index for index, product in enumerate(self._products)}
-        check_ids(product.id for product in self._products)
+        products = [self._product(row, index) for index, row in enumerate(rows.remove_columns("image"))]
+        check_ids(product.id for product in products)
+        super().__init__((product.id, product) for product in products)
+        self._places = {pid: place for place, pid in enumerate(self)}
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"
-
-    def __len__(self) -> int:
-        return len(self._products)
-
-    def __iter__(self) -> Iterator[MeritProduct]:
-        return iter(self._products)
-
-    def __contains__(self, pid: object) -> bool:
-        return pid in self._indices
-
-    def __getitem__(self, pid: str) -> MeritProduct:
-        return self._products[self._indices[pid]]
 
     def image(self, pid: str) -> Any:
         """Read the undecoded image of a product, `{"bytes", "path"}`, or return its path where there are no bytes.
@@ -107,7 +96,7 @@ class MeritProducts:
         Raises:
             ItemError: It has none, or one outside of the folder.
         """
-        image: dict[str, Any] = self._images[self._indices[pid]]["image"] or {}
+        image: dict[str, Any] = self._images[self._places[pid]]["image"] or {}
         if image.get("bytes"):
             return image
         inside = RowImages(self.folder, folders_beside(self.folder))
@@ -118,10 +107,10 @@ class MeritProducts:
         where = f"{self}, row {index}: the product {pid!r}"
         title = check_text(row["title"], f"{where}: title").strip()
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
-        text, attributes = (row["attribute"] or "").strip(), None
+        text, attributes = (row["attribute"] or "{}").strip(), None
         for parse in (json.loads, ast.literal_eval):  # the published files have both
             with suppress(ValueError, SyntaxError):
-                attributes = attributes if attributes is not None else parse(text or "{}")
+                attributes = attributes or parse(text)
         if not isinstance(attributes, dict):
             raise ItemError(where, f"'attribute' is no object of JSON or Python: {text!r:.80}")
         return MeritProduct(pid, title, kind, country, language, attributes)
@@ -279,15 +268,15 @@ class MeritItems:
     titles: bool = True
 
     def __post_init__(self) -> None:
-        absent = [] if self.captions is None else [each.id for each in self.products if each.id not in self.captions]
-        if absent:
-            raise ValueError(f"there is no caption for the product {absent[0]!r} of {self.products}")
+        missing = set() if self.captions is None else self.products.keys() - self.captions.keys()
+        if missing:
+            raise ValueError(f"there is no caption for the product {min(missing)!r} of {self.products}")
 
     def __len__(self) -> int:
         return len(self.products)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({"id": product.id} | self.product(product.id) for product in self.products)
+        return ({"id": pid} | self.product(pid) for pid in self.products)
 
     def query(self, query: MeritQuery) -> dict[str, Any]:
         """Return a query as a row for `encode_collection`: its images, and its text with `<image>` in their places."""
@@ -344,7 +333,7 @@ class MeritTraining(QueryDataset):
             raise ValueError(f"unknown out-of-distribution test {ood!r}; expected one of {', '.join(values)}")
         products = MeritProducts(folder, split)
         self.items = MeritItems(products)
-        held_out = {each.id for each in products if ood is not None and is_held_out(each, ood, values)}
+        held_out = {pid for pid, each in products.items() if ood is not None and is_held_out(each, ood, values)}
         self.queries = [query for query in merit_queries(folder, products) if held_out.isdisjoint(query.touched)]
         if not self.queries:
             raise ValueError(f"the out-of-distribution test of {ood} leaves no query of {products}")

@@ -58,20 +58,22 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
     require_columns(given.values(), available)
     chosen = {}
     for role, stems in QUERY_COLUMNS.items():
-        if role == "negative":  # each name with its numbered columns in order
-            stems = tuple(each for stem in stems for each in (stem, *_numbered(stem, available)))
+        if role == "negative":
+            columns = [name for name in available if re.fullmatch(rf"({'|'.join(stems)})(_\d+)?(_text|_image)?", name)]
+            stems = tuple(dict.fromkeys(re.sub("_(text|image)$", "", name) for name in columns))
         items = [{part: stem + end for part, end in ITEM_ENDINGS.items() if stem + end in available} for stem in stems]
         named = {part: given[role + end] for part, end in ITEM_ENDINGS.items() if role + end in given}
-        chosen[role] = [named] if named else [columns for columns in items if columns]
+        chosen[role] = [named] if named else [item for item in items if item]
     for role in ("query", "positive"):
         if not chosen[role]:
             raise ValueError(
                 f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
                 f"{', '.join(QUERY_COLUMNS[role])} (also with _text or _image behind)"
             )
-        for columns in chosen[role][1:]:
-            first = _names(chosen[role][0])
-            logger.warning("%s is read as the %s, not %s; choose by columns", first, role, _names(columns))
+        for other in chosen[role][1:]:
+            logger.warning(
+                "%s is read as the %s, not %s; choose by columns", [*chosen[role][0].values()], role, [*other.values()]
+            )
         del chosen[role][1:]
     for name in LABELS:
         if name in available and name not in given.values() and not chosen["negative"]:
@@ -80,11 +82,6 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
                 'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
             )
     return chosen
-
-
-def _numbered(stem: str, available: Sequence[str]) -> list[str]:
-    matches = [re.fullmatch(rf"({stem}_(\d+))(_text|_image)?", name) for name in available]
-    return [name for _, name in sorted({(int(match[2]), match[1]) for match in matches if match})]
 
 
 def _parts(value: Any, name: str) -> dict[str, Any]:
@@ -97,13 +94,10 @@ def _parts(value: Any, name: str) -> dict[str, Any]:
         return {"text": value}
     if isinstance(value, bytes) or (isinstance(value, Mapping) and {"bytes", "path"} == set(value)):
         return {"image": value}
-    if not isinstance(value, Mapping) or not set(value) <= {"text", "image", "images"}:
+    if not isinstance(value, Mapping) or not any(set(value) <= {"text", images} for images in ("image", "images")):
         wanted = 'a text, an image, or {"text": ..., "image": ...} with one of them or both'
         raise ItemError(name, f"got {value!r:.80}; expected {wanted}")
-    parts = {part: cell for part, cell in value.items() if cell is not None}
-    if {"image", "images"} <= parts.keys():
-        raise ItemError(name, "it has both of image and images; expected one")
-    return check_parts({part.removesuffix("s"): cell for part, cell in parts.items()}, name)
+    return check_parts({part.removesuffix("s"): cell for part, cell in value.items() if cell is not None}, name)
 
 
 class QueryTable(QueryDataset):
@@ -123,7 +117,6 @@ class QueryTable(QueryDataset):
         hard_negatives: Number of negatives per row at most; none is repeated.
         instruction: For the rows that have none.
         name: Of the rows, as `one_dataset_per_batch` counts datasets; the source by default.
-        show_progress: Show a progress bar while rows are checked.
 
     Raises:
         FileNotFoundError: The source or an image does not exist.
@@ -141,7 +134,6 @@ class QueryTable(QueryDataset):
         hard_negatives: int = 0,
         instruction: str | None = None,
         name: str | None = None,
-        show_progress: bool = False,
     ) -> None:
         super().__init__(hard_negatives)
         self.rows, folder = open_rows(source, split)
@@ -153,8 +145,7 @@ class QueryTable(QueryDataset):
                 self.others[role] = found[0]
         self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
         ids = []
-        shown = progress(self.rows, desc="checking rows", unit="row", total=len(self.rows), show=show_progress)
-        for index, row in enumerate(shown):
+        for index, row in enumerate(progress(self.rows, desc="checking rows", unit="row", total=len(self.rows))):
             read = self._read(row, index)
             ids.append(read.id)
             self.positives.append(tuple(positive.id for positive in read.positives))
@@ -177,12 +168,9 @@ class QueryTable(QueryDataset):
             role: [item for each in columns for item in self._items(row, each, f"{name}, {role}")]
             for role, columns in self.columns.items()
         }
-        if len(items["query"]) != 1:
-            raise ItemError(
-                name, f"{len(items['query'])} queries; expected one, in {_names(self.columns['query'][0])}"
-            )
-        if not items["positive"]:
-            raise ItemError(name, f"no positive in {_names(self.columns['positive'][0])}")
+        queries, positives = len(items["query"]), len(items["positive"])
+        if queries != 1 or not positives:
+            raise ItemError(name, f"{queries} queries and {positives} positives; expected one and at least one")
         for role in ("positive", "negative"):
             if f"{role}_id" in cells:
                 cell = cells[f"{role}_id"]
@@ -196,11 +184,8 @@ class QueryTable(QueryDataset):
         same = {positive.id for positive in items["positive"]} & {negative.id for negative in items["negative"]}
         if same:
             raise ItemError(name, f"a negative is also a positive (id {min(same)!r})")
-        instruction = cells.get("instruction")
-        if not isinstance(instruction, str | None):
-            raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
-        query = items["query"][0].item
-        return QueryRow(row_id, query, items["positive"], items["negative"], instruction or self.instruction)
+        query, instruction = items["query"][0].item, cells.get("instruction") or self.instruction
+        return QueryRow(row_id, query, items["positive"], items["negative"], instruction)
 
     def _items(self, row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> list[Candidate]:
         """Return the items of some columns: none, one, or those of a list.
@@ -234,31 +219,19 @@ class QueryMix(ConcatDataset[dict[str, Any]]):
     Args:
         tables: The tables.
         weights: How many times the rows of each table are used in an epoch: 2 for twice, 0.5 for a random half.
+            Tables of one name are one data set for `one_dataset_per_batch`.
 
     Attributes:
         positives: The ids of each row's positives.
         sources: The name of each row's table.
         repeats: The weight of each row's table.
-
-    Raises:
-        ValueError: No table, two tables of one name, or a weight that is not positive.
     """
 
     def __init__(self, tables: Sequence[QueryTable], weights: Sequence[float]) -> None:
-        names = [table.sources[0] for table in tables]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"expected sources of different names, got {names}; give each a name")
-        for name, weight in zip(names, weights, strict=True):
-            if not 0 < weight < float("inf"):
-                raise ValueError(f"the weight of {name!r} is {weight}; expected a positive number")
         super().__init__(tables)
         self.positives = [ids for table in tables for ids in table.positives]
         self.sources = [name for table in tables for name in table.sources]
         self.repeats = [weight for table, weight in zip(tables, weights, strict=True) for _ in range(len(table))]
-
-
-def _names(columns: Mapping[str, str]) -> str:
-    return " or ".join(map(repr, columns.values()))
 
 
 QUERY_FORMATS: dict[str, Callable[..., Any]] = {

@@ -308,7 +308,6 @@ class DataArguments:
                 hard_negatives=self.hard_negatives,
                 instruction=source.get("instruction") or self.instruction,
                 name=source.get("name"),
-                show_progress=True,
             )
         if self.has_queries:
             values = vars(self) | {"columns": columns, "datasets": tuple(self.datasets)}

@@ -49,9 +49,9 @@ def test_the_layout_loads(composed, catalogue):
     found = {split: MeritProducts(composed, split) for split in ("train", "test")}
     assert sum(map(len, found.values())) == len(catalogue)
     described = {row["sku"]: row for row in products()}
-    families = {split: {described[product.id]["family"] for product in found[split]} for split in found}
+    families = {split: {described[pid]["family"] for pid in found[split]} for split in found}
     assert families["train"].isdisjoint(families["test"])
-    for product in found["test"]:
+    for product in found["test"].values():
         row = described[product.id]
         assert (product.title, product.kind, product.language) == (row["title"], row["class"], row["language"])
         assert all(row[name] == value for name, value in product.attributes.items())
