@@ -60,7 +60,7 @@ def test_a_collection_ranks_positives(path, collection, tmp_path):
         ("--samplers cold_start=1", "the sampler cold_start needs a vision-language model"),
         ("--samplers uniform=1", "expected some of conventional"),
         ("--samplers conventional", "argument --samplers: invalid name_equals_number value: 'conventional'"),
-        ("--queries 0", "queries=0; expected at least 1"),
+        ("--queries 0", "--queries must be at least 1, got 0"),
     ],
 )
 def test_a_mistake_is_one_line(path, tmp_path, capsys, options, message):

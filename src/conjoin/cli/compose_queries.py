@@ -43,7 +43,7 @@ class Options(ColumnOptions, ImageOptions):
     out: str = option(required=True)
     attributes: list[str] | None = None
     group_column: str | None = None
-    queries: int = 10000
+    queries: int = option(10000, least=1)
     test_queries: int = 1000
     test_share: float = 0.1
     max_positive_share: float = 0.05
@@ -70,18 +70,14 @@ def run(options: Options) -> None:
     chosen["samplers"] = dict(options.samplers)
     chosen["conditions"] = {int(number): weight for number, weight in options.conditions}
     settings = CompositionSettings(**{name: value for name, value in chosen.items() if value not in ((), {})})
-    catalogue = read_catalogue(
-        options.catalogue,
-        attributes=options.attributes,
-        columns={role: vars(options)[f"{role}_column"] for role in ("image", "text", "id", "group")},
-        split=options.split,
-    )
+    columns = pick(options, "image_column", "text_column", "id_column", "group_column", "split")
+    catalogue = read_catalogue(options.catalogue, attributes=options.attributes, **columns)
     for name in options.visual:
         if name not in catalogue.attributes:
             raise ValueError(f"--visual {name}: no such attribute; there are {', '.join(catalogue.attributes)}")
     vectors = None
     if options.collection is not None:
-        vectors = Collection(options.collection).vectors(catalogue.ids)
+        vectors = Collection(options.collection).vectors(list(catalogue.products["idx"]))
     out = compose_queries(
         catalogue,
         options.out,

@@ -23,17 +23,12 @@ from conjoin.data.emoji.weights import (
 from conjoin.data.json_files import JsonLines as JsonLines
 from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
 from conjoin.data.make.composition.compose import (
-    PRINCIPLES as PRINCIPLES,
     Case as Case,
-    CompositionSettings as CompositionSettings,
     compose_queries as compose_queries,
     judge_by_titles as judge_by_titles,
 )
-from conjoin.data.make.composition.instructions import (
-    TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
-    load_templates as load_templates,
-)
-from conjoin.data.make.composition.samplers import SAMPLERS as SAMPLERS
+from conjoin.data.make.composition.instructions import load_templates as load_templates
+from conjoin.data.make.composition.samplers import SAMPLERS as SAMPLERS, CompositionSettings as CompositionSettings
 from conjoin.data.make.construction.models import (
     ask_with as ask_with,
     describe_with as describe_with,

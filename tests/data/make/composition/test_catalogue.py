@@ -11,34 +11,35 @@ def row(sku, **change):
     return {"sku": sku, "image": "0.png", "title": f"thing {sku}", "color": "red", "size": "s"} | change
 
 
+def described(catalogue):
+    """The attributes that each product has."""
+    return [{name: value for name, value in row.items() if isinstance(value, str)}
+            for row in catalogue.attributes.to_dict("records")]  # fmt: skip
+
+
 FOUR = [row("1"), row("2", color="blue", size="m"), row("3"), row("4", color="blue", size="m")]
 
 
-def test_columns_become_codes(tmp_path):
+def test_columns_are_attributes(tmp_path):
     rows = [row("1", color=" Red "), row("2", color="blue", size="none"), row("3", color="", size="m"), row("4"),
             row("5", color="blue", size="m")]  # fmt: skip
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), language="th")
-    assert catalogue.attributes == ("color", "size")
-    assert catalogue.values == (("red", "blue"), ("s", "m"))
-    described = [{"color": "red", "size": "s"}, {"color": "blue"}, {"size": "m"}]
-    assert [catalogue.described(product) for product in range(3)] == described
-    assert catalogue.ids == ["1", "2", "3", "4", "5"]
-    assert {fact: {*values} for fact, values in catalogue.facts.items()} == {
-        "class": {"product"}, "country": {""}, "language": {"th"},
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows))
+    assert described(catalogue)[:3] == [{"color": "red", "size": "s"}, {"color": "blue"}, {"size": "m"}]
+    assert catalogue.products.to_dict("records")[1] == {
+        "idx": "2", "title": "thing 2", "class": "", "country": "", "language": "en", "family": "id 2",
     }  # fmt: skip
-    assert catalogue.groups is None
 
 
 def test_facts_are_not_attributes(tmp_path):
     path = write_catalogue(tmp_path)
-    catalogue = read_catalogue(path, columns={"group": "family"})
-    assert catalogue.attributes == ("color", "material", "style", "shape")
-    assert catalogue.facts["class"][:2] == ["shoes", "bags"]
-    assert catalogue.facts["language"][:3] == ["en", "th", "id"]
-    assert catalogue.groups[2:4] == ["f0", "f1"]
-    named = read_catalogue(path, attributes=["class", "color"], columns={"class": "family"})
-    assert named.attributes == ("class", "color")
-    assert named.facts["class"][3] == "f1"
+    catalogue = read_catalogue(path, group_column="family")
+    assert [*catalogue.attributes] == ["color", "material", "style", "shape"]
+    assert [*catalogue.products["class"][:2]] == ["shoes", "bags"]
+    assert [*catalogue.products["language"][:3]] == ["en", "th", "id"]
+    assert [*catalogue.products["family"][2:4]] == ["group f0", "group f1"]
+    named = read_catalogue(path, attributes=["class", "color"])
+    assert [*named.attributes] == ["class", "color"]
+    assert {*named.products["class"]} == {*named.attributes["class"]} == {"shoes", "bags"}
 
 
 def test_json_lines_may_hold_objects_and_numbers(tmp_path):
@@ -47,10 +48,8 @@ def test_json_lines_may_hold_objects_and_numbers(tmp_path):
         for number, (colour, depth) in enumerate([("red", 1), ("red", 2), ("blue", 1), (None, 2)])
     ]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows, "shop.jsonl"))
-    assert dict(zip(catalogue.attributes, catalogue.values, strict=True)) == {
-        "color": ("red", "blue"), "Depth": ("1", "2"),
-    }  # fmt: skip
-    assert catalogue.described(3) == {"Depth": "2"}
+    expected = [{"color": "red", "Depth": "1"}, {"color": "red", "Depth": "2"}, {"color": "blue", "Depth": "1"}]
+    assert described(catalogue) == [*expected, {"Depth": "2"}]
 
 
 def test_objects_may_have_different_keys(tmp_path):
@@ -59,14 +58,13 @@ def test_objects_may_have_different_keys(tmp_path):
     rows = [{"id": n, "image": "0.png", "title": "a", "attribute": each} for n, each in enumerate(told)]
     path = write_catalogue(tmp_path, rows, "shop.jsonl")
     catalogue = read_catalogue(path)
-    assert catalogue.attributes == ("color", "size")
-    assert [catalogue.described(n) for n in range(8)] == [each or {} for each in told]
+    assert described(catalogue) == [each or {} for each in told]
 
 
 def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
     rows = [one | {"note": f"text {place}", "shop": "a", "none": ""} for place, one in enumerate(FOUR)]
     with caplog.at_level(logging.WARNING):
-        assert read_catalogue(write_catalogue(tmp_path, rows)).attributes == ("color", "size")
+        assert [*read_catalogue(write_catalogue(tmp_path, rows)).attributes] == ["color", "size"]
     assert "unlike 'note' (4 values), 'shop' (1 values), 'none' (0 values), which are left out" in caplog.text
 
 
@@ -76,14 +74,9 @@ def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
         ({"image": "absent.png"}, {}, r"row 1 \(id '2'\): image .*absent.png.*: no such file"),
         ({"sku": "a b"}, {}, "the id 'a b' of a product must be one word"),
         ({}, {"attributes": ["colour"]}, "no column 'colour'; the columns are .*; did you mean 'color'"),
-        (
-            {},
-            {"columns": {"title": "title"}},
-            "columns: unknown 'title'; expected some of image, text, id, group, class",
-        ),
         ({}, {"attributes": ["color", "shop"]}, r"an attribute needs two values, .*unlike 'shop' \(1 values\)"),
         ({}, {"attributes": ["note"]}, r"one that several products have, unlike 'note' \(4 values\)"),
-        ({}, {"attributes": []}, "no attribute column; the columns are 'sku', "),
+        ({}, {"attributes": []}, "an attribute needs two values, .*unlike \\['sku', 'image'"),
     ],
 )
 def test_bad_input_is_named(tmp_path, change, options, message):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from conjoin.data import (
-    PRINCIPLES,
-    TEMPLATE_LANGUAGES,
     CompositionSettings,
     MeritProducts,
     MeritTraining,
@@ -21,8 +19,9 @@ from conjoin.data import (
 from conjoin.processing.item_inputs import parse_item
 from tiny_catalogue import products, write_catalogue
 
+LANGUAGES = ("en", "ms", "id", "vi", "th")
 SETTINGS = CompositionSettings(
-    queries=60, test_queries=12, test_share=0.3, max_positive_share=0.3, languages=TEMPLATE_LANGUAGES
+    queries=60, test_queries=12, test_share=0.3, max_positive_share=0.3, languages=LANGUAGES
 )
 
 
@@ -33,7 +32,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def catalogue(path):
-    return read_catalogue(path, columns={"group": "family"})
+    return read_catalogue(path, group_column="family")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def read(folder, split="train"):
 
 def test_the_layout_loads(composed, catalogue):
     found = {split: MeritProducts(composed, split) for split in ("train", "test")}
-    assert sum(map(len, found.values())) == len(catalogue)
+    assert sum(map(len, found.values())) == len(catalogue.products)
     described = {row["sku"]: row for row in products()}
     families = {split: {described[pid]["family"] for pid in found[split]} for split in found}
     assert families["train"].isdisjoint(families["test"])
@@ -71,7 +70,7 @@ def test_the_layout_loads(composed, catalogue):
 
 def test_every_language_asks(composed):
     rows = read(composed)
-    assert {row["language"] for row in rows} == set(TEMPLATE_LANGUAGES)
+    assert {row["language"] for row in rows} == set(LANGUAGES)
     assert any("เหมือนกับ" in row["query instruction"] for row in rows if row["language"] == "th")
     assert all(isinstance(pid, int) for row in rows for pid in row["pos_candidate"]), "integers, as published"
     assert not re.search(r"[{}]", "".join(row["query instruction"] for row in rows))
@@ -98,7 +97,7 @@ def test_it_appears_whole_or_not_at_all_and_another_folder_is_kept(catalogue, co
 
 def test_string_ids_and_one_split(tmp_path):
     rows = [row | {"sku": f"p-{row['sku']}"} for row in products(60)]
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=0.5)
     out = compose_queries(catalogue, tmp_path / "out", settings)
     assert sorted(file.name for file in out.iterdir()) == [
@@ -114,8 +113,8 @@ COARSE = [row | {"color": f"c {n % 2}", "material": f"m {n % 2}"} for n, row in 
     ("rows", "test_share", "message"),
     [
         (COARSE, 0.0, r"no query is possible among the 12 products of train: .*\(\d+\)"),
-        (products(12), 0.0, "raise max_positive_share above 1/12"),
-        (products(6), 0.001, "the split 'test' has none of 6 products"),
+        (products(12), 0.0, r"as many positives as max_positive_share, or more \(\d+\)"),
+        (products(60), 1e-6, r"no query is possible among the 0 products of test: too few products \(3000\)"),
     ],
 )
 def test_why_no_query_is_possible(tmp_path, rows, test_share, message):
@@ -147,19 +146,19 @@ def test_vectors_must_fit(catalogue, tmp_path):
 def test_titles_are_judged_by_rule(tmp_path):
     rows = [row | {"title": f"thing {row['sku']} in {row['material'] or 'no material'}"} for row in products()]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material", "style"])
-    judges = [judge_by_titles(principle, ["color"]) for principle in PRINCIPLES]
+    judges = [judge_by_titles(principle, ["color"]) for principle in ("non_omission", "vision_centric")]
     settings = CompositionSettings(queries=10, test_share=0.0, max_positive_share=0.3)
     rows = read(compose_queries(catalogue, tmp_path / "out", settings, judges=judges))
     asked = {name for row in rows for condition in row["query"].values() for name in condition}
     assert asked == {"color", "material"}, (
         "the title says the material, the picture shows the colour, nothing the style"
     )
-    with pytest.raises(ValueError, match="unknown principle 'accuracy'; expected one of non_omission, vision_centric"):
+    with pytest.raises(KeyError, match="accuracy"):
         judge_by_titles("accuracy", ["color"])
 
 
 def test_a_judge_is_any_function_of_a_query(catalogue, tmp_path):
-    titles = dict(zip(catalogue.ids, catalogue.titles, strict=True))
+    titles = dict(zip(catalogue.products["idx"], catalogue.products["title"], strict=True))
     cases = []
 
     def judge(case):
@@ -191,7 +190,7 @@ def test_cold_start_asks_what_differs(tmp_path):
     for number, row in enumerate(rows[:30]):
         known = ("", "", "color 1", "color 2", "")[number % 5]
         row |= dict.fromkeys(("material", "style", "shape"), "") | {"color": known}
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
     model = Model(lambda prompt: ' "Color" ' if "Which one attribute" in prompt else "color 1.")
     settings = CompositionSettings(queries=20, test_share=0.0, samplers={"cold_start": 1.0})
     out = compose_queries(catalogue, tmp_path / "out", settings, cold_start=model)
@@ -213,21 +212,36 @@ def test_cold_start_asks_what_differs(tmp_path):
     assert answered == {"", "color 1"}, "never what has another value"
     assert all(shown == 2 for shown, _ in model.calls)
     refused = Model(lambda prompt: "no idea")
-    with pytest.raises(ValueError, match=r"no query is possible.*the model named no attribute \(300\)"):
+    with pytest.raises(ValueError, match=r"no query is possible.*the model named none of the choices \(3000\)"):
         compose_queries(catalogue, tmp_path / "refused", settings, cold_start=refused)
     with pytest.raises(ValueError, match="needs a vision-language model"):
         compose_queries(catalogue, tmp_path / "none", settings)
 
 
+def test_the_answer_of_a_cold_start_is_the_most_similar_product_and_is_not_shown(tmp_path):
+    rows = [row | {"color": row["color"] or "color 0"} for row in products(40)]
+    rows[0] |= {"color": "", "material": ""}
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material"])
+    model = Model(lambda prompt: "color" if "Which one attribute" in prompt else rows[1]["color"])
+    settings = CompositionSettings(queries=30, test_share=0.0, samplers={"cold_start": 1.0})
+    vectors = np.eye(40, dtype=np.float32)[[1, *range(1, 40)]]
+    found = read(compose_queries(catalogue, tmp_path / "out", settings, vectors=vectors, cold_start=model))
+    assert {tuple(row["pos_candidate"]) for row in found} == {(1001,)}
+    others = {row["sku"] for row in rows[2:] if row["color"] == rows[1]["color"]}
+    assert {[*row["query"]][1] for row in found} == others
+
+
 def test_cold_start_needs_products_and_similarity(path, tmp_path):
     settings = CompositionSettings(queries=5, samplers={"cold_start": 1.0})
-    model = Model(str)
-    with pytest.raises(ValueError, match="products without attributes"):
-        compose_queries(read_catalogue(path, attributes=["color", "class"], columns={"class": "family",
-                                       "group": "family"}), tmp_path / "a", settings, cold_start=model)  # fmt: skip
-    with pytest.raises(ValueError, match="needs families of products, or vectors"):
-        alone = read_catalogue(path, attributes=["color", "shape"])
-        compose_queries(alone, tmp_path / "b", settings, cold_start=model)
+    cases = {
+        "class": "no product without attributes",
+        "shape": "no family and no vectors to find a similar product by",
+    }
+    for attribute, message in cases.items():
+        with pytest.raises(ValueError, match=message):
+            compose_queries(
+                read_catalogue(path, attributes=["color", attribute]), tmp_path / "a", settings, cold_start=str
+            )
 
 
 # templates
@@ -243,7 +257,7 @@ def template(**change):
 def test_a_template_of_ones_own(tmp_path):
     (tmp_path / "xx.json").write_text(json.dumps(template(attributes={"color": "C"})))
     rows = [row | {"title": "a {b}"} for row in products(60)]
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
     settings = CompositionSettings(
         queries=5, test_share=0.0, max_positive_share=1.0, languages=("xx",), conditions={3: 1.0}
     )
@@ -267,5 +281,5 @@ def test_a_malformed_template_is_named(tmp_path, content, message):
 
 
 def test_unknown_languages_are_named():
-    with pytest.raises(ValueError, match=r"there are templates of en, ms, id, vi, th"):
+    with pytest.raises(ValueError, match=r"there are templates of en, id, ms, th, vi"):
         load_templates(["fr"])

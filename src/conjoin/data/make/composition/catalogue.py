@@ -1,160 +1,114 @@
 """Catalogues: products with an image, a title and attributes, read from any source of pairs."""
 
-import json
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from conjoin.data.columns import COMMON_COLUMNS
+from conjoin.data.columns import COMMON_COLUMNS, matching
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
 from conjoin.data.row_checks import as_name
 
 logger = logging.getLogger(__name__)
 
-MISSING = -1
-"""The code of an attribute that a product does not have."""
 NO_VALUES = ("", "none", "skip")
 """Cells that mean that the product does not have the attribute (App. A.2.2)."""
-DEFAULT_CLASS = "product"
-_ROLES = ("image", "text", "id", "group")
 _FACTS = {"class": ("class", "category"), "country": ("country",), "language": ("language", "lang")}
+_DEFAULTS = {"class": "", "country": "", "language": "en"}
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Products and their attributes as codes.
+    """Products and their attributes: the same rows in each table.
 
     Attributes:
-        rows: Of `load_pairs`: the column `image` (undecoded).
-        ids: Of each product.
-        titles: Of each product.
-        facts: `class`, `country` and `language` (of the title): a value for each product, such as `"shoes"` or `""`.
-        groups: The family of each product (the variants of one product are one family), or None without families.
-        attributes: Their names.
-        values: The names of the values of each attribute.
-        codes: `(A, N)` int: the value of each attribute and product, or `MISSING`.
+        images: The column `image` (undecoded).
+        products: Texts: `idx` (the id), `title`, `class`, `country`, `language` (of the title), and `family`, which
+            the variants of one product share.
+        attributes: A column of texts for each attribute; null where the product does not have it.
     """
 
-    rows: datasets.Dataset
-    ids: list[str]
-    titles: list[str]
-    facts: dict[str, list[str]]
-    groups: list[str | None] | None
-    attributes: tuple[str, ...]
-    values: tuple[tuple[str, ...], ...]
-    codes: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def names(self) -> list[Any]:
-        """The ids as the files have them: integers, as published, if all are."""
-        return list(map(int, self.ids)) if all(re.fullmatch("0|[1-9][0-9]*", pid) for pid in self.ids) else self.ids
-
-    def described(self, product: int) -> dict[str, str]:
-        """The attributes that a product has."""
-        codes = enumerate(self.codes[:, product].tolist())
-        return {self.attributes[index]: self.values[index][code] for index, code in codes if code != MISSING}
+    images: datasets.Dataset
+    products: pd.DataFrame
+    attributes: pd.DataFrame
 
 
 def read_catalogue(
     source: PairSource,
     *,
     attributes: Sequence[str] | None = None,
-    columns: Mapping[str, str | Sequence[str] | None] | None = None,
-    language: str = "en",
+    group_column: str | None = None,
     split: str = "train",
+    **options: Any,
 ) -> Catalogue:
     """Read products with an image, a title and attribute columns.
 
     Values are compared without case and outer spaces. An empty cell, `none` and `skip` mean that the product does not
     have the attribute. A column of objects (JSON lines, Parquet) is as many attributes as its objects have keys. An
-    attribute with fewer than two values, or without a value of several products, can be no condition.
+    attribute with fewer than two values, or without a value of several products, can be no condition. The columns
+    `class` or `category`, `country` and `language` are found by their names.
 
     Args:
         source: As for `load_pairs`: a CSV, TSV, JSON-lines or Parquet file, a folder, a dataset.
         attributes: The columns of the attributes. None: all that are nothing else and that can be a condition; a
             warning names those left out.
-        columns: The column of `image`, `text` (the titles), `id`, `class`, `country` or `language` (of the title),
-            where its name does not say it; and of `group`, the family of a product, such as a SPU: its variants are
-            similar products.
-        language: Of the titles, without such a column.
+        group_column: The family of a product, such as a SPU: its variants are similar products.
         split: As for `load_pairs`.
+        options: `image_column`, `text_column` (of the titles) and `id_column` of `load_pairs`.
 
     Raises:
         FileNotFoundError: The source or an image does not exist.
-        ValueError: As `load_pairs`; or a key of `columns` is unknown; or a named attribute can be no condition, or
-            holds lists; or there is no attribute; or an id is not one word.
+        ValueError: As `load_pairs`; or a named attribute can be no condition, or holds lists; or there is no
+            attribute; or an id is not one word.
     """
-    given = dict.fromkeys((*_ROLES, *_FACTS)) | dict(columns or {})
-    if len(given) > len(_ROLES) + len(_FACTS):
-        raise ValueError(f"columns: unknown {[*given][-1]!r}; expected some of {', '.join((*_ROLES, *_FACTS))}")
     available = list(open_source(source, split, False)[0].column_names or ())
-    for fact, names in _FACTS.items():
-        given[fact] = given[fact] or next((name for name in available if name.lower() in names), None)
-    common = {name for names in COMMON_COLUMNS.values() for name in names} | {"group"}
-    used = {name for value in given.values() for name in ([value] if isinstance(value, str) else value or ())}
-    others = [name for name in available if name not in used and name.lower() not in common]
-    named = list(others if attributes is None else attributes)
-    if not named:
-        raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
-    keep = list(dict.fromkeys([*named, *filter(None, (given[fact] for fact in _FACTS))]))
-    roles: dict[str, Any] = {f"{role}_column": given[role] for role in _ROLES}
-    rows = load_pairs(source, split=split, keep=keep, **roles)
-    wrong = next((pid for pid in rows["id"] if len(pid.split()) != 1), None)
-    if wrong is not None:
-        raise ValueError(f"the id {wrong!r} of a product must be one word")
-    cells = rows.select_columns("metadata").with_format("arrow")[:]["metadata"].combine_chunks()
-    facts = {}
-    for fact, default in (("class", DEFAULT_CLASS), ("country", ""), ("language", language)):
-        values = pc.struct_field(cells, given[fact]).to_pylist() if given[fact] else [None] * len(rows)
-        facts[fact] = [default if value in (None, "") else str(value) for value in values]
-    coded, useless = {}, []
-    for attribute, words in _attributes({name: pc.struct_field(cells, name) for name in named}).items():
-        codes, names = pd.factorize(words.mask(words.isin(NO_VALUES)))
-        if len(names) < 2 or np.bincount(codes[codes != MISSING]).max() < 2:
-            useless.append(f"{attribute!r} ({len(names)} values)")
-        else:
-            coded[attribute] = tuple(names), codes
-    problem = f"an attribute needs two values, and one that several products have, unlike {', '.join(useless)}"
-    if not coded or (useless and attributes is not None):
+    facts = {fact: next(iter(matching(names, available)), None) for fact, names in _FACTS.items()}
+    named = attributes
+    if named is None:
+        given = pd.Series([group_column, *facts.values(), *options.values()]).explode().dropna()
+        used = {"group", *given.str.lower(), *(name for names in COMMON_COLUMNS.values() for name in names)}
+        named = [name for name in available if name.lower() not in used]
+    keep = list(dict.fromkeys([*named, *filter(None, facts.values())]))
+    rows = load_pairs(source, split=split, keep=keep, group_column=group_column, **options)
+    for pid in rows["id"]:
+        if len(pid.split()) != 1:
+            raise ValueError(f"the id {pid!r} of a product must be one word")
+    cells = list(rows["metadata"]) if keep else []
+    words = []
+    for row in cells:
+        values: dict[str, Any] = {}
+        for name in named:
+            if isinstance(row[name], dict):
+                values |= row[name]
+            elif isinstance(rows.features["metadata"][name], datasets.Value) or row[name] is not None:
+                values[name] = row[name]
+        words.append({name: _word(name, value) for name, value in values.items()})
+    table = pd.DataFrame(words, dtype=object)
+    counts = {name: table[name].value_counts() for name in table}
+    useless = [name for name, count in counts.items() if len(count) < 2 or count.max() < 2]
+    unlike = ", ".join(f"{name!r} ({len(counts[name])} values)" for name in useless) or repr(available)
+    problem = f"an attribute needs two values, and one that several products have, unlike {unlike}"
+    if len(useless) == len(counts) or (useless and attributes is not None):
         raise ValueError(problem)
     if useless:
         logger.warning("%s, which are left out", problem)
-    return Catalogue(
-        rows=rows.select_columns("image"),
-        ids=list(rows["id"][:]),
-        titles=list(rows["text"][:]),
-        facts=facts,
-        groups=list(rows["group"][:]) if given["group"] else None,
-        attributes=tuple(coded),
-        values=tuple(names for names, _ in coded.values()),
-        codes=np.stack([codes for _, codes in coded.values()]),
-    )
+    products = pd.DataFrame({"idx": rows["id"], "title": rows["text"]})
+    for fact, column in facts.items():
+        products[fact] = [str(row.get(column) or _DEFAULTS[fact]) for row in cells]
+    groups = rows["group"] if group_column else [None] * len(rows)
+    products["family"] = [
+        f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, rows["id"], strict=True)
+    ]
+    return Catalogue(rows.select_columns("image"), products, table.drop(columns=useless))
 
 
-def _attributes(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
-    """Return the words of each attribute: of a column, or of each key of its objects."""
-    attributes = {}
-    for name, column in columns.items():
-        is_json = isinstance(column.type, pa.BaseExtensionType)  # objects of different keys
-        cells = [json.loads(cell) if cell else {} for cell in column.storage.to_pylist()] if is_json else column
-        if is_json or pa.types.is_struct(column.type):
-            found = pd.DataFrame([cell or {} for cell in (cells if is_json else column.to_pylist())], dtype=object)
-        else:
-            found = pd.DataFrame({name: pd.Series(column.to_pylist(), dtype=object)})
-        for attribute, values in found.items():
-            if any(isinstance(value, list | dict | bytes) for value in values):
-                raise ValueError(f"the attribute {attribute!r} holds lists; expected a text or number per product")
-            attributes[str(attribute)] = values.map(lambda value: (as_name(value) or "").strip().lower())
-    return attributes
+def _word(attribute: str, value: Any) -> str | None:
+    """Return the value of an attribute; None if the product does not have it."""
+    if isinstance(value, list | dict | bytes):
+        raise ValueError(f"the attribute {attribute!r} holds lists; expected a text or number for each product")
+    word = (as_name(value) or "").strip().lower()
+    return None if word in NO_VALUES else word

@@ -1,26 +1,28 @@
-"""Products among which queries are composed, and the samplers of conditions (MERIT App. A.3).
+"""Samplers of queries: conditions, the products that satisfy them, and hard negatives (MERIT App. A.3)."""
 
-A sampler draws once: it returns a draft, or the reason why this draw gives none.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from conjoin.processing import load_image
 
-from .catalogue import MISSING, Catalogue
+from .catalogue import Catalogue
 
 VisionModel = Callable[[Sequence[Image.Image], str], str]
 """Answers a prompt about some pictures."""
+Drawn = list[tuple[int, int]]
+"""Products, each with the attribute whose value is a condition."""
 DAMPING = 0.5
 """A key is drawn in proportion to (its number of products) ** -DAMPING (App. A.3.1 suppresses the frequent ones)."""
 MOST_COMPARED = 512
-"""Products among which the most similar one is looked for."""
-AS_SHOWN = -1
-"""The attribute of a product without attributes: it is asked for as the picture shows it."""
+"""Products among which the most similar ones are looked for."""
+MISSING = -1
+"""The code of an attribute that a product does not have."""
 ATTRIBUTE_PROMPT = (
     "Compare the two pictures of products. Which one attribute has to change most visibly to turn the first product "
     "into the second? Choose one of: {choices}. Answer with the attribute only."
@@ -29,26 +31,73 @@ VALUE_PROMPT = (
     "Compare the two pictures of products. Which {attribute} does the second product have, unlike the first? "
     "Choose one of: {choices}. Answer with the value only, or with no if none of them fits."
 )
+COLD_START = "cold_start"
+"""The name of the sampler that needs a `VisionModel`."""
 
 
-class Condition(NamedTuple):
-    """A product of a query and what the target shares with it; indices in the pool and in its attributes."""
+@dataclass(frozen=True)
+class CompositionSettings:
+    """How many queries are composed, and by which probabilities.
 
-    product: int
-    attribute: int
-    value: int
+    Attributes:
+        queries: Of the training split.
+        test_queries: Of the test split.
+        test_share: Of the products (with families: of the families) that are in the test split. 0: no test split.
+        samplers: The weight of each sampler, of `SAMPLERS` or `"cold_start"`, before filtering; by default the
+            authors' (their code).
+        conditions: The weight of each number of conditions, before filtering (App. A.3.1).
+        max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
+        hard_negatives: At most, for each query.
+        languages: Of the instructions, drawn uniformly.
+        seed: Of all draws.
+    """
+
+    queries: int = 10000
+    test_queries: int = 1000
+    test_share: float = 0.1
+    samplers: dict[str, float] = field(
+        default_factory=lambda: {"conventional": 0.3, "attribute_uniform": 0.2, "high_similarity": 0.5}
+    )
+    conditions: dict[int, float] = field(default_factory=lambda: {2: 0.75, 3: 0.10, 4: 0.15})
+    max_positive_share: float = 0.05
+    hard_negatives: int = 8
+    languages: tuple[str, ...] = ("en",)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = (*SAMPLERS, COLD_START)
+        if not {*self.samplers} <= {*known} or min(self.samplers.values()) < 0:
+            raise ValueError(f"samplers={self.samplers}; expected some of {', '.join(known)}, from 0 on")
+        if min(self.conditions) < 2:
+            raise ValueError(f"conditions={self.conditions}; expected at least 2 for each query")
+
+
+class NoQuery(Exception):  # noqa: N818 - it is no fault
+    """Why a draw gives no query."""
 
 
 class Draft(NamedTuple):
-    """A query in the making: its conditions, its positives in order, and hard negatives of the sampler's own."""
+    """A query in the making; products are rows of the pool.
 
-    conditions: Sequence[Condition]
-    positives: np.ndarray
-    siblings: np.ndarray
+    Attributes:
+        sampler: That drew it.
+        products: Those that are shown.
+        conditions: An attribute and a value of each, which the target has too.
+        positives: The most similar first.
+        negatives: Hard ones, the hardest first.
+    """
+
+    sampler: str
+    products: list[int]
+    conditions: list[tuple[str, str]]
+    positives: list[int]
+    negatives: list[int]
 
 
 class Pool:
-    """Products among which queries are composed and answered.
+    """Products among which queries are composed and answered. A product is its row here, an attribute its number.
+
+    `codes` `(A, N)` are the values, `shared` those of each attribute that several products have.
 
     Args:
         catalogue: All products.
@@ -57,121 +106,83 @@ class Pool:
     """
 
     def __init__(self, catalogue: Catalogue, rows: np.ndarray, vectors: np.ndarray | None) -> None:
-        self.catalogue, self.rows = catalogue, rows
-        self.codes = np.ascontiguousarray(catalogue.codes[:, rows])
+        self.images = catalogue.images.select(rows)
+        self.products, self.attributes = catalogue.products.iloc[rows], catalogue.attributes.iloc[rows]
         self.vectors = None if vectors is None else vectors[rows].astype(np.float32)
-        self.products: list[list[np.ndarray]] = []  # with each value of each attribute, ascending
-        self.usable: list[np.ndarray] = []  # the values of each attribute that several products have
-        self.has = np.zeros(self.codes.shape, dtype=bool)  # a usable value
-        for index, (codes, values) in enumerate(zip(self.codes, catalogue.values, strict=True)):
-            order = np.argsort(codes, kind="stable")
-            self.products.append(np.split(order, np.searchsorted(codes[order], np.arange(len(values))))[1:])
-            self.usable.append(np.flatnonzero([len(products) > 1 for products in self.products[-1]]))
-            self.has[index] = np.isin(codes, self.usable[-1])
-        self.all = np.arange(len(rows))
-        self.keys = np.flatnonzero([len(values) > 0 for values in self.usable])
+        self.codes = np.stack([pd.factorize(column)[0] for _, column in self.attributes.items()]).astype(np.int32)
+        self.shared = [np.flatnonzero(np.bincount(codes[codes != MISSING]) > 1) for codes in self.codes]
         self.weights = np.maximum((self.codes != MISSING).sum(axis=1), 1.0) ** -DAMPING
-        members: dict[str, list[int]] = {}
-        for index, row in enumerate(rows.tolist()):
-            group = catalogue.groups[row] if catalogue.groups else None
-            members.setdefault(f"alone {row}" if group is None else f"group {group}", []).append(index)
-        self.families = [np.array(variants) for variants in members.values() if len(variants) > 1]
-        self._family = {product: variants for variants in self.families for product in variants.tolist()}
+        self.family = pd.factorize(self.products["family"])[0]
 
-    def find(self, wanted: Sequence[Condition]) -> np.ndarray:
-        """The products that satisfy all of these conditions, ascending."""
-        products = min((self.products[attribute][value] for _, attribute, value in wanted), key=len)
-        for _, attribute, value in wanted:
-            products = products[self.codes[attribute, products] == value]
-        return products
+    def __len__(self) -> int:
+        return len(self.family)
 
-    def lacking(self, products: np.ndarray, wanted: Sequence[Condition]) -> np.ndarray:
-        """Those of the products that have another value of at least one of these; an unknown value may be the one."""
-        codes = [(self.codes[attribute, products], value) for _, attribute, value in wanted]
-        return products[np.any([(code != value) & (code != MISSING) for code, value in codes], axis=0)]
-
-    def family(self, product: int) -> np.ndarray:
-        """The other variants of a product, ascending."""
-        members = self._family.get(product, np.empty(0, dtype=int))
-        return members[members != product]
-
-    def similarities(self, products: Sequence[int], others: np.ndarray) -> np.ndarray:
-        """How similar each of the others is to these products on average; without vectors, the values they share."""
-        if self.vectors is not None:
-            return self.vectors[others] @ self.vectors[np.asarray(products)].mean(axis=0)
-        theirs, ours = self.codes[:, others, None], self.codes[:, None, np.asarray(products)]
-        return ((theirs == ours) & (ours != MISSING)).sum(axis=(0, 2))
+    def similar(self, product: int, generator: np.random.Generator) -> np.ndarray:
+        """Other products, the first choice first: the variants of this one, else the most similar of some."""
+        is_sibling = self.family == self.family[product]
+        is_sibling[product] = False
+        if is_sibling.any():
+            return generator.permutation(np.flatnonzero(is_sibling))
+        return self.ranked(_some(np.delete(np.arange(len(self)), product), generator), [product])
 
     def ranked(self, products: np.ndarray, like: Sequence[int]) -> np.ndarray:
-        """Products by their mean similarity to others, best first; without vectors they keep their order."""
-        if self.vectors is None:
-            return products
-        return products[np.argsort(-self.similarities(like, products), kind="stable")]
+        """Products by their mean similarity to others, best first: of the vectors, else by the values they share."""
+        if self.vectors is not None:
+            similarities = self.vectors[products] @ self.vectors[list(like)].mean(axis=0)
+        else:
+            theirs, ours = self.codes[:, products, None], self.codes[:, None, list(like)]
+            similarities = ((theirs == ours) & (ours != MISSING)).sum(axis=(0, 2))
+        return products[np.argsort(-similarities, kind="stable")]
 
-    def draw_key(self, keys: np.ndarray, generator: np.random.Generator) -> int:
-        """One of some attributes, the frequent ones less often."""
-        return int(weighted(keys, self.weights[keys], generator))
-
-    def named(self, condition: Condition) -> tuple[str, str]:
-        """The attribute and the value of a condition; of a product without attributes, as in the published queries."""
-        if condition.attribute == AS_SHOWN:
-            return "product style", "as product image"
-        values = self.catalogue.values[condition.attribute]
-        return self.catalogue.attributes[condition.attribute], values[condition.value]
-
-    def condition(self, product: int, key: int) -> Condition:
-        """The value of a product as a condition."""
-        return Condition(product, key, int(self.codes[key, product]))
+    def draw_keys(self, keys: np.ndarray, count: int, generator: np.random.Generator) -> list[int]:
+        """Different ones of some attributes, the frequent ones less often."""
+        weights = self.weights[keys]
+        return generator.choice(keys, count, replace=False, p=weights / weights.sum()).tolist()
 
 
-def draw_conventional(pool: Pool, count: int, generator: np.random.Generator) -> list[Condition] | str:
+def draw_conventional(pool: Pool, count: int, generator: np.random.Generator) -> Drawn:
     """Products uniformly, then a key of each; frequent keys less often (App. A.3.1)."""
-    if len(pool.rows) < count:
-        return "too few products"
-    conditions: list[Condition] = []
-    for product in generator.choice(len(pool.rows), count, replace=False).tolist():
-        keys = np.setdiff1d(np.flatnonzero(pool.has[:, product]), [condition.attribute for condition in conditions])
+    drawn: Drawn = []
+    for product in generator.choice(len(pool), count, replace=False).tolist():
+        keys = np.setdiff1d(np.flatnonzero(pool.codes[:, product] != MISSING), [key for _, key in drawn])
         if not len(keys):
-            return "a product without a further attribute"
-        conditions.append(pool.condition(product, pool.draw_key(keys, generator)))
-    return conditions
+            raise NoQuery("a product without a further attribute")
+        drawn.append((product, pool.draw_keys(keys, 1, generator)[0]))
+    return drawn
 
 
-def draw_attribute_uniform(pool: Pool, count: int, generator: np.random.Generator) -> list[Condition] | str:
+def draw_attribute_uniform(pool: Pool, count: int, generator: np.random.Generator) -> Drawn:
     """Keys uniformly, a value of each uniformly, then a product with it (App. A.3.2)."""
-    if len(pool.keys) < count:
-        return "too few attributes"
-    conditions: list[Condition] = []
-    for key in generator.choice(pool.keys, count, replace=False).tolist():
-        value = _one(pool.usable[key], generator)
-        conditions.append(Condition(_one(pool.products[key][value], generator), key, value))
-    return conditions
+    keys = [key for key, values in enumerate(pool.shared) if len(values)]
+    if len(keys) < count:
+        raise NoQuery("too few attributes")
+    drawn: Drawn = []
+    for key in generator.choice(keys, count, replace=False).tolist():
+        value = generator.choice(pool.shared[key])
+        drawn.append((int(generator.choice(np.flatnonzero(pool.codes[key] == value))), key))
+    return drawn
 
 
-def draw_high_similarity(pool: Pool, count: int, generator: np.random.Generator) -> list[Condition] | str:
+def draw_high_similarity(pool: Pool, count: int, generator: np.random.Generator) -> Drawn:
     """What turns a product into a similar one (App. A.3.3).
 
     The first condition is a value that both share. Each other one is a value in which the similar product differs, of
-    a further product outside of the family.
+    any product.
     """
-    families = pool.families
-    first = _one(families[int(generator.integers(len(families)))] if families else pool.all, generator)
-    similar = _find_similar(pool, first, generator)
-    if similar is None:
-        return "no similar product"
-    keys = np.flatnonzero(pool.has[:, similar])
-    ours, theirs = pool.codes[keys, first], pool.codes[keys, similar]
-    shared, differing = keys[ours == theirs], keys[(ours != theirs) & (ours != MISSING)]
-    if not len(shared) or len(differing) < count - 1:
-        return "similar products that share or differ in too few values"
-    conditions = [pool.condition(first, pool.draw_key(shared, generator))]
-    for _ in range(count - 1):
-        key = pool.draw_key(np.setdiff1d(differing, [condition.attribute for condition in conditions]), generator)
-        product = _one(pool.products[key][int(pool.codes[key, similar])], generator)
-        if product in (first, similar, *pool.family(first).tolist()):
-            return "no other product with a differing value"
-        conditions.append(pool.condition(product, key))
-    return conditions
+    first = int(generator.integers(len(pool)))
+    ours = pool.codes[:, first]
+    for target in pool.similar(first, generator):
+        theirs = pool.codes[:, target]
+        known = (ours != MISSING) & (theirs != MISSING)
+        shared, differing = np.flatnonzero(known & (ours == theirs)), np.flatnonzero(known & (ours != theirs))
+        if len(shared) and len(differing) >= count - 1:
+            break
+    else:
+        raise NoQuery("no similar product that shares a value and differs in enough others")
+    drawn = [(first, pool.draw_keys(shared, 1, generator)[0])]
+    for key in pool.draw_keys(differing, count - 1, generator):
+        drawn.append((int(generator.choice(np.flatnonzero(pool.codes[key] == theirs[key]))), key))
+    return drawn
 
 
 SAMPLERS = {
@@ -181,111 +192,96 @@ SAMPLERS = {
 }
 
 
-def _find_similar(pool: Pool, product: int, generator: np.random.Generator) -> int | None:
-    """A product similar to another one, or None.
+def draw_query(
+    pool: Pool, settings: CompositionSettings, model: VisionModel | None, generator: np.random.Generator
+) -> Draft:
+    """Draw conditions and answer them.
 
-    One of its family. Without families, the most similar of up to `MOST_COMPARED` products that share one of its
-    values: by the vectors, else by the number of values they share. An exact copy is not similar.
+    The products that satisfy all conditions are the positives. Hard negatives are in turn: siblings of the first
+    product that have another value of a condition, and products that satisfy all conditions but one and have another
+    value there, for each condition. An unknown value may be the right one. Of each such list, at most `MOST_COMPARED`
+    products are drawn and ranked.
+
+    Raises:
+        NoQuery: One product would serve for two conditions, or too few or too many products satisfy them.
     """
-    if pool.catalogue.groups:
-        family = pool.family(product)
-        return _one(family, generator) if len(family) else None
-    keys = np.flatnonzero(pool.has[:, product])
-    if not len(keys):
-        return None
-    key = _one(keys, generator)
-    candidates = _some(pool.products[key][int(pool.codes[key, product])], generator)
-    ours, theirs = pool.codes[:, product, None], pool.codes[:, candidates]
-    candidates = candidates[((theirs != ours) & (theirs != MISSING) & (ours != MISSING)).any(axis=0)]
-    return int(candidates[pool.similarities([product], candidates).argmax()]) if len(candidates) else None
+    sampler, count = _weighted(settings.samplers, generator), _weighted(settings.conditions, generator)
+    if len(pool) < count:
+        raise NoQuery("too few products")
+    if sampler == COLD_START:
+        if model is None:
+            raise ValueError("the sampler cold_start needs a vision-language model")
+        return draw_cold(pool, model, generator)
+    drawn = SAMPLERS[sampler](pool, count, generator)
+    products, keys = [product for product, _ in drawn], [key for _, key in drawn]
+    codes, values = pool.codes[keys], pool.codes[keys, products]
+    satisfied = codes == values[:, None]  # (conditions, products)
+    if satisfied[:, products].sum() > count:
+        raise NoQuery("two products share the value of a condition")
+    positives = np.flatnonzero(satisfied.all(axis=0))
+    if not 0 < len(positives) < settings.max_positive_share * len(pool):
+        raise NoQuery("as many positives as max_positive_share, or more" if len(positives) else "no positive")
+    missed = ~satisfied & (codes != MISSING)
+    missed[:, products] = False
+    is_sibling = pool.family == pool.family[products[0]]
+    near_misses = missed & (satisfied.sum(axis=0) == count - 1)
+    lists = []
+    for is_in in (is_sibling & missed.any(axis=0), *near_misses):
+        lists.append(pool.ranked(_some(np.flatnonzero(is_in), generator), products).tolist())
+    turns = dict.fromkeys(product for turn in zip_longest(*lists) for product in turn if product is not None)
+    conditions = [(pool.attributes.columns[key], pool.attributes.iat[product, key]) for product, key in drawn]
+    return Draft(sampler, products, conditions, pool.ranked(positives, products).tolist(), [*turns])
 
 
-def draw_cold(pool: Pool, model: VisionModel, generator: np.random.Generator) -> Draft | str:
+def draw_cold(pool: Pool, model: VisionModel, generator: np.random.Generator) -> Draft:
     """What turns a product without attributes into a similar one, by a vision-language model (App. A.3.4).
 
     The choices of the model are the attributes and values that several products of the pool have.
+
+    Raises:
+        NoQuery: There is no such product, or none similar to it, or the model names none of the choices.
     """
-    catalogue, cold = pool.catalogue, np.flatnonzero((pool.codes == MISSING).all(axis=0))
+    cold = np.flatnonzero((pool.codes == MISSING).all(axis=0))
     if not len(cold):
-        return "no product without attributes"
-    product = _one(cold, generator)
-    family = pool.family(product)
-    if len(family):
-        target = _one(family, generator)
-    elif pool.vectors is None:
-        return "no similar product"
-    else:
-        target = int(pool.ranked(np.delete(pool.all, product), [product])[0])
-    images = [load_image(catalogue.rows[int(pool.rows[each])]["image"]) for each in (product, target)]
-    keys = {catalogue.attributes[key].lower(): key for key in pool.keys.tolist()}
-    key = keys.get(_answer(model(images, ATTRIBUTE_PROMPT.format(choices=", ".join(keys)))))
-    if key is None:
-        return "the model named no attribute"
-    values = {catalogue.values[key][value]: value for value in pool.usable[key].tolist()}
-    prompt = VALUE_PROMPT.format(attribute=catalogue.attributes[key], choices=", ".join(values))
-    value = values.get(_answer(model(images, prompt)))
-    if value is None or len(pool.lacking(np.array([target]), [Condition(target, key, value)])):
-        return "the model named no value, or another one than the catalogue has"
-    siblings = family[family != target]
-    products = _some(np.setdiff1d(pool.products[key][value], [product, target, *siblings]), generator)
-    if not len(products):
-        return "no other product with a differing value"
-    other = _one(products, generator) if pool.vectors is None else int(pool.ranked(products, [target])[0])
-    conditions = [Condition(product, AS_SHOWN, AS_SHOWN), Condition(other, key, value)]
-    return Draft(conditions, np.array([target]), pool.lacking(siblings, conditions[1:]))
+        raise NoQuery("no product without attributes")
+    product = int(generator.choice(cold))
+    is_sibling = pool.family == pool.family[product]
+    if pool.vectors is None and is_sibling.sum() == 1:
+        raise NoQuery("no family and no vectors to find a similar product by")
+    target = pool.similar(product, generator)[0]
+    images = [load_image(pool.images[int(row)]["image"]) for row in (product, target)]
+
+    def ask(prompt: str, choices: Iterable[str], **words: str) -> str:
+        answer = model(images, prompt.format(choices=", ".join(choices), **words))
+        answer = answer.strip().strip("\"'*.").strip().lower()
+        if answer not in choices:
+            raise NoQuery("the model named none of the choices")
+        return answer
+
+    names = {name.lower(): name for name, values in zip(pool.attributes, pool.shared, strict=True) if len(values)}
+    attribute = names[ask(ATTRIBUTE_PROMPT, names)]
+    column = pool.attributes[attribute]
+    counts = column.value_counts()
+    value = ask(VALUE_PROMPT, counts.index[counts > 1], attribute=attribute)
+    has = (column == value).to_numpy()
+    has_another = column.notna().to_numpy() & ~has
+    if has_another[target]:
+        raise NoQuery("the model named another value than the catalogue has")
+    is_sibling[target] = True
+    others = np.flatnonzero(has & ~is_sibling)
+    if not len(others):
+        raise NoQuery("no other product with a differing value")
+    conditions = [("product style", "as product image"), (attribute, value)]  # the first as in the published queries
+    siblings = np.flatnonzero(is_sibling & has_another).tolist()
+    return Draft(COLD_START, [product, int(generator.choice(others))], conditions, [int(target)], siblings)
 
 
-def draw_draft(pool: Pool, conditions: Sequence[Condition], max_share: float) -> Draft | str:
-    """A draft of conditions, unless one product would serve for two of them, or too few or too many satisfy them."""
-    shown = [condition.product for condition in conditions]
-    if any((pool.codes[condition.attribute, shown] == condition.value).sum() > 1 for condition in conditions):
-        return "two products share the value of a condition"
-    positives = pool.find(conditions)
-    if not 0 < len(positives) < max_share * len(pool.rows):
-        return "too many positives" if len(positives) else "no positive"
-    siblings = pool.lacking(pool.family(shown[0]), conditions)
-    return Draft(conditions, pool.ranked(positives, shown), siblings[~np.isin(siblings, shown)])
-
-
-def hard_negatives(pool: Pool, draft: Draft, count: int, generator: np.random.Generator) -> list[int]:
-    """Siblings, at most half of all if there are near misses, then near misses, then more siblings.
-
-    A near miss satisfies all conditions but one, and has another value there. Each condition is missed in turn. Of
-    each such list, at most `MOST_COMPARED` products are drawn; by the vectors, the most similar to the query's
-    products come first, else the order is random.
-    """
-    siblings: list[int] = draft.siblings.tolist()
-    if draft.conditions[0].attribute == AS_SHOWN:
-        return siblings[:count]
-    shown = [condition.product for condition in draft.conditions]
-    lists = []
-    for missed in draft.conditions:
-        near = pool.lacking(pool.find([other for other in draft.conditions if other is not missed]), [missed])
-        near = generator.permutation(near)[:MOST_COMPARED] if pool.vectors is None else np.sort(_some(near, generator))
-        lists.append(pool.ranked(near, shown).tolist())
-    turns = [near[turn] for turn in range(count + len(shown)) for near in lists if turn < len(near)]
-    misses = [product for product in turns if product not in shown][:count]
-    misses = [product for product in misses if product not in siblings]
-    first = siblings[: max(count // 2, count - len(misses))]
-    return [*first, *misses, *siblings[len(first) :]][:count]
-
-
-def weighted(things: Any, weights: Any, generator: np.random.Generator) -> Any:
+def _weighted(weights: Mapping[Any, float], generator: np.random.Generator) -> Any:
     """Draw one of several things by their weights."""
-    ends = np.cumsum(weights)
-    return things[min(int(np.searchsorted(ends, generator.random() * ends[-1], side="right")), len(things) - 1)]
+    shares = np.array([*weights.values()])
+    return [*weights][generator.choice(len(weights), p=shares / shares.sum())]
 
 
 def _some(products: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """At most `MOST_COMPARED` of some products."""
-    if len(products) <= MOST_COMPARED:
-        return products
-    return products[generator.choice(len(products), MOST_COMPARED, replace=False)]
-
-
-def _one(values: np.ndarray, generator: np.random.Generator) -> int:
-    return int(values[int(generator.integers(len(values)))])
-
-
-def _answer(text: str) -> str:
-    return text.strip().strip("\"'*.").strip().lower()
+    """At most `MOST_COMPARED` of some products, in random order."""
+    return generator.choice(products, min(len(products), MOST_COMPARED), replace=False)
