@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import Collection, MilvusCollection, copy_to_milvus, encode_collection, open_collection
-from conjoin.retrieval.milvus import is_milvus
+from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.search import search_groups
 from tiny_collections import clustered, lookup_encoder, lookup_rows, made
 from tiny_encoder import tiny_encoder
@@ -139,9 +139,13 @@ def test_a_copy_replaces_the_one_before_and_readers_see_one(collection, tmp_path
 
 
 def test_addresses(tmp_path):
-    assert is_milvus("http://host:19530/photos") and is_milvus("https://a.b/c") and is_milvus("x/rows.db/photos")
+    assert (
+        milvus_address("http://host:19530/photos")
+        and milvus_address("https://a.b/c")
+        and milvus_address("x/rows.db/photos")
+    )
     for uri in ("http://host:19530", "http://host/a/b", "rows.db", "runs/photos", "s3://bucket/rows"):
-        assert not is_milvus(uri)
+        assert not milvus_address(uri)
         with pytest.raises(ValueError, match=f"'{uri}' is no address of a collection in Milvus; expected http://HOST"):
             MilvusCollection(uri)
     with pytest.raises(FileNotFoundError, match=r"there is no collection at '.*/m.db/none': run `conjoin copy`"):

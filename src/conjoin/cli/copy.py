@@ -33,10 +33,10 @@ def run(options: Options) -> None:
     """Run the command."""
     from conjoin.retrieval import Collection, copy_to_milvus
     from conjoin.retrieval.collection_copy import copy_collection
-    from conjoin.retrieval.milvus import is_milvus
+    from conjoin.retrieval.collection_table import milvus_address
 
     collection = Collection(options.collection)
-    if is_milvus(options.uri):
+    if milvus_address(options.uri):
         copy: Any = copy_to_milvus(collection, options.uri, show_progress=True)
     else:
         side, replace = options.keep_pictures, options.replace

@@ -64,6 +64,11 @@ def local_folder(uri: str | Path) -> Path | None:
     return None if "://" in str(uri) else Path(uri).absolute()
 
 
+def milvus_address(uri: str | Path) -> re.Match[str] | None:
+    """The server, or the file of Milvus Lite, and the name: `http://HOST:PORT/NAME`, `FILE.db/NAME`; else None."""
+    return re.fullmatch(r"(https?://[^/]+|.+\.db)/(\w+)", str(uri))
+
+
 def open_table(uri: str | Path, writes: bool = False) -> Table:
     """Open the newest state of a table, published or not, to write it or only to read it.
 
@@ -278,7 +283,8 @@ def committing(uri: str | Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:
-        if isinstance(error, FileNotFoundError) or not _is_of_lance(error):
+        is_of_lance = "lance" in str(error).lower() or type(error) in (RuntimeError, OSError)
+        if isinstance(error, FileNotFoundError) or not is_of_lance:
             raise
         raise OSError(
             f"cannot write the collection {str(uri)!r}: {_first_line(error)}; readers see it as it was, and the rows "
@@ -349,10 +355,6 @@ def check_place(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if names:
         raise ValueError(f"{str(folder)!r} is not empty and no collection: it has {names[0]!r}; choose a new folder")
-
-
-def _is_of_lance(error: BaseException) -> bool:
-    return "lance" in str(error).lower() or type(error) in (RuntimeError, OSError)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,18 +14,13 @@ import pyarrow as pa
 
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.vectors import SearchResult, as_ranking, as_result, check_search
 
-_ADDRESS = re.compile(r"(https?://[^/]+|.+\.db)/(\w+)")
 _METADATA, _SCHEMA = "conjoin", "conjoin_schema"
 _ROWS_AT_ONCE = 1000
 _LONGEST = 65_535
-
-
-def is_milvus(uri: str | Path) -> bool:
-    """Whether an address is of a collection in Milvus: `http://HOST:PORT/NAME`, or `FILE.db/NAME` of Milvus Lite."""
-    return bool(_ADDRESS.fullmatch(str(uri)))
 
 
 class MilvusCollection:
@@ -171,7 +165,7 @@ def _connect(uri: str) -> tuple[Callable[..., Any], str]:
         ConnectionError: The server does not answer.
         ValueError: It is no address of Milvus; or, of a call, Milvus refuses; the message is its own.
     """
-    match = _ADDRESS.fullmatch(uri)
+    match = milvus_address(uri)
     if match is None:
         raise ValueError(f"{uri!r} is no address of a collection in Milvus; expected http://HOST:PORT/NAME")
     milvus = _import_milvus()

@@ -12,9 +12,10 @@ import torch
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.milvus import MilvusCollection, is_milvus
+from conjoin.retrieval.milvus import MilvusCollection
 from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, exact_search, named, truncate
 
 SERVED_BYTES = 10**9
@@ -38,7 +39,7 @@ def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
         ValueError: It is unfinished, damaged, or something else.
         ConnectionError: A server does not answer.
     """
-    return MilvusCollection(uri) if is_milvus(uri) else Collection(uri, memory)
+    return MilvusCollection(uri) if milvus_address(uri) else Collection(uri, memory)
 
 
 def search_items(

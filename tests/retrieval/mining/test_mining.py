@@ -242,19 +242,10 @@ class TestDescriptions:
         ("described", "message"),
         [
             ([], "expected miners as name"),
-            ({}, "expected at least one miner"),
             ({"a": {"model": "m", "query": "text"}}, "miner 'a': expected .*missing 1 required .*'candidate'"),
             ({"a": {"model": "m", "query": "text", "candidate": "image", "k": 3}}, "miner 'a': .* argument 'k'"),
             ({"a": "m"}, "miner 'a': expected {model, query, candidate"),
             ({"a": {"model": "m", "query": "video", "candidate": "image"}}, "unknown query 'video'; expected one of"),
-            (
-                {"a": {"model": "m", "query": "text", "candidate": "text", "duplicate_above": "0.9"}},
-                "miner 'a': duplicate_above must be a number, got '0.9'",
-            ),
-            (
-                {"a": {"model": "m", "query": "text", "candidate": "text", "duplicate_above": float("nan")}},
-                "miner 'a': duplicate_above must be a number, got nan",
-            ),
             ({"a/b": {"model": "m", "query": "text", "candidate": "image"}}, "the name of a miner .* got 'a/b'"),
         ],
     )
@@ -262,7 +253,22 @@ class TestDescriptions:
         with pytest.raises(ValueError, match=message):
             parse_miners(described)
 
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"duplicate_above": "0.9"}, "duplicate_above must be a number, got '0.9'"),
+            ({"relative_margin": "much"}, "relative_margin must be a number, got 'much'"),
+            ({"max_score": float("nan")}, "max_score must be a number, got nan"),
+            ({"range_min": -1}, "range_min must be a whole number from 0, got -1"),
+        ],
+    )
+    def test_limits_that_are_none(self, settings, message):
+        with pytest.raises(ValueError, match=f"miner 'a': {message}"):
+            parse_miners({"a": {"model": "m", "query": "text", "candidate": "text"} | settings})
+
     def test_names_are_unique(self, tmp_path):
+        with pytest.raises(ValueError, match="expected at least one miner"):
+            mine(pairs(), tmp_path, [])
         with pytest.raises(ValueError, match=r"no name twice, got \['one-text', 'one-text'\]"):
             mine(pairs(), tmp_path, MINERS[:1] * 2)
         with pytest.raises(ValueError, match="k must be at least 1, got 0"):

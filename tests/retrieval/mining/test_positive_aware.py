@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 from test_mining import findings, mine, pairs
 
-from conjoin.retrieval import Miner, Reranker, load_mined, mine_hard_negatives, parse_miners
+from conjoin.retrieval import Miner, Reranker, load_mined, mine_hard_negatives
 
 WORDS = ["apple", "chair", "river", "cloud", "zebra", "violin", "tea", "lamp"]
 
@@ -118,19 +118,6 @@ def test_a_reranker_of_images_decides_the_order(tmp_path):
         assert [found[0]["score"] for found in findings(mined)[row["id"]].values()] == pytest.approx(
             [-far[name] for name in mined[row["id"]]], rel=1e-4
         )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"relative_margin": "much"}, "relative_margin must be a number, got 'much'"),
-        ({"max_score": float("nan")}, "max_score must be a number, got nan"),
-        ({"range_min": -1}, "range_min must be a whole number from 0, got -1"),
-    ],
-)
-def test_limits_that_are_none(settings, message):
-    with pytest.raises(ValueError, match=message):
-        parse_miners({"a": {"model": "m", "query": "text", "candidate": "text"} | settings})
 
 
 def test_a_margin_needs_a_positive(tmp_path):

@@ -128,26 +128,12 @@ def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:
             miners.append(Miner(str(name), **miner))
         except TypeError as error:
             raise ValueError(f"miner {name!r}: expected {{model, query, candidate ...}}; {error}") from error
-    check_miners(miners)
     return miners
 
 
 def needed_part(views: Sequence[str]) -> Literal["image", "text"] | None:
     """The one part that some views are of, None for both: `only` of `load_pairs`."""
     return "image" if {*views} == {"image"} else "text" if {*views} == {"text"} else None
-
-
-def check_miners(miners: Sequence[Miner], k: int = 1) -> None:
-    """Refuse miners that cannot be used together, and a `k` below 1.
-
-    Raises:
-        ValueError: No miner, two of one name, or `k` < 1.
-    """
-    names = [miner.name for miner in miners]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"expected at least one miner and no name twice, got {names}")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
 
 
 def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
@@ -201,7 +187,11 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
         ValueError: Two miners of one name, `k` < 1, a row without the view of a miner, or a folder that was begun with
             other settings (the message names them); and as `encode_collection`.
     """
-    check_miners(miners, k)
+    names = [miner.name for miner in miners]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"expected at least one miner and no name twice, got {names}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
     folder = Path(folder)
     of_anchors = "corpus" if anchors is None else "anchors"
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
@@ -222,7 +212,10 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
                     if stored == "query":
                         how |= {"prompt": prompt, "prompt_name": prompt_name}
                     rows = sources[name].select_columns(["id", *VIEWS[view]])
-                    place = collection_folder(folder, *key)
+                    digest = hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
+                    label = re.sub(r"\W+", "-", Path(model).name) + "-" + digest
+                    suffix = "-queries" if stored == "query" else ""
+                    place = folder / "embeddings" / f"{name}-{view}-{label}{suffix}"
                     collections[key] = encode_collection(rows, encoder, place, show_progress=show_progress, **how)
                 collections[name, model, view, role] = collections[key]
         del encoder
@@ -304,12 +297,6 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
 
         write_mined(folder / NEGATIVES_FILE, united())
     return datasets.Dataset(datasets.table.InMemoryTable(pq.read_table(folder / NEGATIVES_FILE)))
-
-
-def collection_folder(folder: Path, source: str, model: str, view: str, role: Role) -> Path:
-    """Where the embeddings of a view of `source`, `"corpus"` or `"anchors"`, in a role are kept."""
-    short = re.sub(r"\W+", "-", Path(model).name) + "-" + hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
-    return folder / "embeddings" / f"{source}-{view}-{short}{'-queries' if role == 'query' else ''}"
 
 
 class _Names(NamedTuple):
