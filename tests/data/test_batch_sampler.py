@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -8,19 +6,6 @@ from torch.utils.data import DataLoader
 from conjoin.data import RetrievalBatchSampler
 
 POSITIVES = [(number % 37, 100 + number % 11) if number % 3 else (number % 37,) for number in range(200)]
-SOURCES = ["abc"[number % 3] for number in range(200)]
-
-
-def shares_a_positive(rows):
-    return any(set(POSITIVES[a]) & set(POSITIVES[b]) for a, b in itertools.combinations(rows, 2))
-
-
-def test_batches_are_full_and_share_no_positive_and_no_row():
-    batches = list(RetrievalBatchSampler(POSITIVES, 4))
-    assert len(batches) > 30
-    assert all(len(batch) == 4 and not shares_a_positive(batch) for batch in batches)
-    rows = [row for batch in batches for row in batch]
-    assert len(set(rows)) == len(rows)
 
 
 def test_without_shared_positives_only_the_last_rows_are_left_out(caplog):
@@ -29,18 +14,6 @@ def test_without_shared_positives_only_the_last_rows_are_left_out(caplog):
     assert "fill no batch" not in caplog.text
     RetrievalBatchSampler([0] * 60 + [*range(1, 41)], 10)  # of the 60, one to a batch
     assert "60 of 100 rows fill no batch" in caplog.text
-
-
-def test_one_dataset_per_step_over_all_processes():
-    sampler = RetrievalBatchSampler(POSITIVES, 2, SOURCES, processes=2)
-    batches = list(sampler)
-    assert len(batches) == len(sampler) > 10 and len(batches) % 2 == 0
-    seen = set()
-    for first, second in zip(batches[::2], batches[1::2], strict=True):
-        assert not shares_a_positive(first + second)
-        assert len({SOURCES[row] for row in first + second}) == 1
-        seen.add(SOURCES[first[0]])
-    assert seen == set("abc")
 
 
 def test_the_order_follows_seed_and_epoch():
@@ -52,20 +25,6 @@ def test_the_order_follows_seed_and_epoch():
     sampler.set_epoch(0)
     assert list(sampler) == first
     assert list(RetrievalBatchSampler(POSITIVES, 4, seed=4)) != first
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_all_epochs_are_as_long_as_the_first(processes):
-    positives = [(number % 7 % (number % 5 + 1),) for number in range(60)]
-    sampler = RetrievalBatchSampler(positives, 2, processes=processes, seed=2)
-    length = len(sampler)
-    for epoch in range(20):  # in some more batches could be built, in some fewer
-        sampler.set_epoch(epoch)
-        batches = list(sampler)
-        assert len(batches) == len(sampler) == length
-        for start in range(0, length, processes):
-            step = [row for batch in batches[start : start + processes] for row in batch]
-            assert len({positives[row] for row in step}) == 2 * processes
 
 
 @pytest.mark.parametrize("processes", [1, 2])

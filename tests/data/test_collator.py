@@ -43,8 +43,3 @@ def test_errors_carry_the_row_id(row, message):
     fine = {"id": "fine", "text": "a", "image": Image.new("RGB", (4, 4))}
     with pytest.raises(ValueError, match=message):
         PairCollator(Processor())([fine, row])
-
-
-def test_nothing_to_collate():
-    with pytest.raises(ValueError, match="a list of items, got an empty one"):
-        PairCollator(Processor())([])

@@ -30,13 +30,6 @@ def candidate(did, **change):
     return row | {"src_content": None} | change
 
 
-@pytest.mark.parametrize("path", ["/etc/a.png", "img/../../a.png"])
-def test_image_paths_stay_in_the_folder(root, path):
-    write(root, "cand_pool/local/mbeir_webqa_task2_cand_pool.jsonl", [candidate("2:1", img_path=path)])
-    with pytest.raises(ValueError, match=rf"candidate '2:1': the path {path!r} leaves the folder"):
-        MbeirCandidates(root, pool_file(root, CELL, "test"))["2:1"]
-
-
 @pytest.fixture
 def root(tmp_path):
     """One cell in the published layout, with its oddities."""
@@ -98,14 +91,10 @@ def test_training_rows(root):
     assert image_query["negatives"] == []
 
 
-def test_draws_vary_and_follow_the_generator(root):
+def test_every_prompt_and_positive_is_drawn(root):
     rows = MbeirTraining(root)
     drawn = {(row["instruction"], row["positive_id"]) for row in (rows[1] for _ in range(50))}
     assert drawn == {(text, did) for text in ("Find a page.", "Fetch it?") for did in ("2:1", "2:2")}
-    torch.manual_seed(7)
-    first = [rows[1] for _ in range(5)]
-    torch.manual_seed(7)
-    assert [rows[1] for _ in range(5)] == first
 
 
 def test_some_datasets_without_instructions(root):
@@ -154,10 +143,12 @@ def test_a_split_may_have_its_own_local_pool(root):
     ("rows", "message"),
     [
         ([candidate("2:1"), candidate("2:1")], "the id '2:1' occurs twice"),
+        ([candidate("2:1", img_path="/etc/a.png")], "candidate '2:1': the path '/etc/a.png' leaves the folder"),
+        ([candidate("2:1", img_path="img/../../a.png")], "the path 'img/../../a.png' leaves the folder"),
         ([candidate("2-1")], "did '2-1' is not dataset:number"),
         ([candidate("2:1", modality="audio")], "candidate '2:1': unknown modality 'audio'"),
         ([candidate("2:1", img_path=None)], "candidate '2:1': its modality is image,text, but its image path is"),
-        ([candidate("2:1", modality="text", txt=" ")], "candidate '2:1': its modality is text, but txt is empty"),
+        ([candidate("2:1", modality="text", txt=" ")], "candidate '2:1': the item has neither text nor image"),
         ([{"did": "2:1", "txt": "x", "img_path": None}], "candidate '2:1': unknown modality None"),
         ([{"txt": "x"}], "line 1: did None is not dataset:number"),
         ([], "is empty: it has no rows"),
@@ -178,7 +169,7 @@ def test_bad_candidates_are_named(root, rows, message):
             {"qid": "0:3", "query_modality": "image", "pos_cand_list": ["2:3"]},
             "'0:3': its modality is image, but its im",
         ),
-        ({"query_txt": ""}, "query '2:1': its modality is text, but query_txt is empty"),
+        ({"query_txt": ""}, "query '2:1': the item has neither text nor image"),
         ({"qid": "99:1"}, "qid '99:1' is not dataset:number with a dataset below 10"),
         ({"qid": "3:1"}, "query '3:1': there is no instruction for dataset 3, text -> image,text"),
     ],

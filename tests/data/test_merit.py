@@ -1,6 +1,5 @@
 """The loader of MERIT: both kinds of queries, what is interleaved where, what training leaves out, bad files."""
 
-import copy
 import json
 
 import pyarrow as pa
@@ -127,19 +126,10 @@ def test_training_rows(root):
     assert seeded[0] == seeded[1] and len(set(seeded[0])) == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "kept"),
-    [
-        (None, ["1", "2", "3"]),
-        ("language", []),  # each query touches a product in Malay or Thai
-        ("attribute", ["3"]),  # product 1 has a brand, which is a condition of no query
-        ("class", []),
-    ],
-)
-def test_training_leaves_out_what_a_test_holds_out(root, kind, kept):
-    if kept:
-        assert [row["id"] for row in map(MeritTraining(root, ood=kind).__getitem__, range(len(kept)))] == kept
-    else:
+def test_training_leaves_out_what_a_test_holds_out(root):
+    rows = MeritTraining(root, ood="attribute")
+    assert (len(rows), rows[0]["id"]) == (1, "3")  # product 1 has a brand, which is a condition of no query
+    for kind in ("language", "class"):  # each query touches a product in Malay or Thai
         with pytest.raises(ValueError, match=f"the out-of-distribution test of {kind} leaves no query of the train"):
             MeritTraining(root, ood=kind)
 
@@ -148,12 +138,11 @@ def test_subsets_of_the_out_of_distribution_tests(products):
     def subsets(values=OOD_VALUES, **change):
         return ood_subsets(read_query(query(**change), "q", 1), products, values)
 
-    thai = {"query": {"4": {"brand": "A"}, "5": {"pattern/print": "x"}}, "pos_candidate": [4], "hard_negative": []}
-    thai["query"] = {"5": {"pattern/print": "x"}}
+    thai = {"query": {"5": {"pattern/print": "x"}}, "pos_candidate": [4], "hard_negative": []}
     thai["query instruction"] = "<image>"
     assert subsets(**thai) == ["language:th", "attribute:pattern/print", "class:table"]
     assert subsets(**thai | {"hard_negative": [3]}) == ["attribute:pattern/print", "class:table"]
-    both = copy.deepcopy(thai) | {"query": {"5": {"pattern/print": "x", "brand": "A"}}}
+    both = thai | {"query": {"5": {"pattern/print": "x", "brand": "A"}}}
     assert subsets(**both)[1] == "attribute:brand"  # the first that fits, as the authors assign them
     assert subsets() == ["class:table"]  # a phone, too
     assert subsets({"class": ("phone", "table")}) == ["class:phone"]
@@ -225,7 +214,7 @@ class TestBadFiles:
 
     def test_missing_files_and_columns(self, own_root):
         write_queries(own_root, [query()], "train")
-        with pytest.raises(FileNotFoundError, match=r"MERIT: no such files: '.*data/train-\*\.parquet'"):
+        with pytest.raises(FileNotFoundError, match=r"no such file: '.*data/train-\*\.parquet'"):
             MeritTraining(own_root)
         with pytest.raises(FileNotFoundError, match=r"queries-test\.json"):
             merit_queries(own_root, MeritProducts(own_root, "test"))
@@ -238,5 +227,3 @@ class TestBadFiles:
     def test_bad_arguments(self, root):
         with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):
             MeritTraining(root, ood="colour")
-        with pytest.raises(ValueError, match="hard_negatives=-1; expected 0 or more"):
-            MeritTraining(root, hard_negatives=-1)

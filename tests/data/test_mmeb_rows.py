@@ -48,7 +48,7 @@ def test_the_modality_leaves_out_an_instruction_of_the_published_rows(text, imag
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"pos_text": "", "pos_image_path": ""}, "CIRR, row 1, pos"),
-    ({"pos_text": 7}, "CIRR, row 1: pos_text and pos_image_path must be texts, got 7"),
+    ({"pos_text": 7}, "CIRR, row 1, pos: text must be a string, got int 7"),
     ({"qry_image_path": "../secret.png"}, "leaves the folder"),
 ])  # fmt: skip
 def test_a_bad_row_is_named(tmp_path, change, message):

@@ -133,6 +133,8 @@ def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
         QueryTable(write(image_folder, good), split="test")
     with pytest.raises(ValueError, match="is empty"):
         QueryTable(write(image_folder))
+    with pytest.raises(FileNotFoundError, match=r"no such file: '.*none.jsonl'"):
+        QueryTable(image_folder / "none.jsonl")
     with pytest.raises(ValueError, match="row 1: the id '1' occurs twice"):
         QueryTable(write(image_folder, good | {"id": 1}, good | {"id": 1}))
     with caplog.at_level(logging.WARNING):

@@ -55,14 +55,6 @@ def test_missing_triplet_column(image_folder, row):
         load_triplets(write(image_folder, [row]))
 
 
-def test_missing_or_empty_triplet_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no such file: '.*none.jsonl'"):
-        load_triplets(tmp_path / "none.jsonl")
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match=r"empty.jsonl' is empty: it has no rows"):
-        load_triplets(tmp_path / "empty.jsonl")
-
-
 def test_a_key_may_be_left_out_where_others_have_it(image_folder, row):
     short = {key: value for key, value in row.items() if key not in ("query_image", "negative_text")} | {"id": 2}
     triplets = load_triplets(write(image_folder, [row, short]))

@@ -19,6 +19,7 @@ from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow
 from conjoin.data.row_checks import repeated_id
 from conjoin.data.row_images import path_inside
 from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import check_parts
 
 MBEIR_TITLES = {
     title.lower(): title
@@ -336,9 +337,7 @@ def _read_item(
     text = format_text(row.get(f"{prefix}txt") or "", capitalise)
     if text:
         parts["text"] = text
-    elif modality == "text":
-        raise ItemError(name, f"its modality is text, but {prefix}txt is empty")
-    return modality, parts
+    return modality, check_parts(parts, name)
 
 
 def _candidate_ids(row: Mapping[str, Any], key: str) -> list[str]:

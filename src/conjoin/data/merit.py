@@ -1,6 +1,7 @@
 """MERIT: its files on disk, its products, its queries, and the subsets of its out-of-distribution tests."""
 
 import ast
+import glob
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,10 +77,8 @@ class MeritProducts(dict[str, MeritProduct]):
 
     def __init__(self, folder: str | Path, split: str) -> None:
         self.folder, self.split = Path(folder), split
-        files = sorted(map(str, (self.folder / "data").glob(f"{split}-*.parquet")))
-        if not files:
-            raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
-        rows: Any = open_source(files, "train", streaming=False)[0]
+        files = f"{glob.escape(str(folder))}/data/{split}-*.parquet"
+        rows: Any = open_source([files], "train", streaming=False)[0]
         require_columns(PRODUCT_FEATURES, rows.column_names)
         self._images = undecoded(rows.select_columns("image"))
         products = [self._product(row, index) for index, row in enumerate(rows.remove_columns("image"))]

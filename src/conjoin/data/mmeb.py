@@ -7,8 +7,7 @@ from typing import Any
 from conjoin.data.columns import require_columns
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_images import path_inside
-from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_parts
+from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.storage import text_digest
 
 IMAGE_TOKEN = "<|image_1|>"
@@ -52,7 +51,7 @@ def mmeb_item(text: str | None, image: str | None, images: Path, where: str) -> 
     Raises:
         ItemError: Neither a text nor an image, or a path that leaves the folder.
     """
-    words = (text or "").replace(IMAGE_TOKEN, "").strip()
+    words = check_unicode(text or "", where).replace(IMAGE_TOKEN, "").strip()
     item = {"text": words} if words else {}
     if image:
         item["image"] = str(path_inside(images, image, where))
@@ -87,7 +86,7 @@ class MmebTraining(QueryDataset):
             rows, _ = open_rows(path)
             require_columns(TRAINING_COLUMNS, rows.column_names)
             for index, row in enumerate(rows):
-                self.positives.append((_candidate_id(row, "pos", f"{name}, row {index}"),))
+                self.positives.append((_candidate_id(row, "pos"),))
                 self.sources.append(name)
                 self._rows.append((rows, index))
 
@@ -99,7 +98,7 @@ class MmebTraining(QueryDataset):
         candidates = []
         for role in ("pos", "neg") if has_negative else ("pos",):
             item = mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
-            candidates.append(Candidate(_candidate_id(row, role, where), item, mmeb_modality(item)))
+            candidates.append(Candidate(_candidate_id(row, role), item, mmeb_modality(item)))
         query = mmeb_item(row["qry"], row["qry_image_path"], self.folder, f"{where}, query")
         return QueryRow(f"{self.sources[index]}/{number}", query, candidates[:1], candidates[1:])
 
@@ -111,8 +110,5 @@ def mmeb_modality(item: Mapping[str, str]) -> str:
     return ",".join(part for part in ("image", "text") if part in item)
 
 
-def _candidate_id(row: Mapping[str, Any], role: str, where: str) -> str:
-    text, image = row[f"{role}_text"] or "", row[f"{role}_image_path"] or ""
-    if not isinstance(text, str) or not isinstance(image, str):
-        raise ItemError(where, f"{role}_text and {role}_image_path must be texts, got {text!r:.80} and {image!r:.80}")
-    return text_digest(f"{image}\n{text}")
+def _candidate_id(row: Mapping[str, Any], role: str) -> str:
+    return text_digest(f"{row[f'{role}_image_path'] or ''}\n{row[f'{role}_text'] or ''}")

@@ -146,7 +146,7 @@ def test_ablations(root, tmp_path):
         ({"subset": ["class:table", "language:id"]}, ValueError, "test: there are no queries"),
         ({"without": ["images"]}, ValueError, r"without \['images'\]; expected some of image, title"),
         ({"without": ["image"]}, FileNotFoundError, r"captions\.jsonl"),
-        ({"split": "validation"}, FileNotFoundError, "no such files"),
+        ({"split": "validation"}, FileNotFoundError, "no such file"),
         ({}, ValueError, r"queries-test\.json', line 5: the query names the unknown product '99'"),
     ],
 )
