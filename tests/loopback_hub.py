@@ -36,25 +36,37 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _serve(self):
+        """Answer by the first route that fits; one of a repository needs it, and its revision if the path has one."""
         hub, address = self.server.hub, urlsplit(self.path)
-        self.path, self.query = unquote(address.path), parse_qs(address.query)
+        path, self.query = unquote(address.path), parse_qs(address.query)
         length = int(self.headers.get("Content-Length") or 0)
-        hub.log.append((self.command, self.path))
         for pattern, trouble in hub.troubles.items():
-            if re.search(pattern, f"{self.command} {self.path}"):
+            if re.search(pattern, f"{self.command} {path}"):
                 return self._suffer(trouble, length)
-        body = self.rfile.read(length)
-        if len(body) < length:  # the client died
+        self.body = self.rfile.read(length)
+        if len(self.body) < length:  # the client died
             self.close_connection = True
             return
-        for method, pattern, handle in ROUTES:
-            found = re.fullmatch(pattern, self.path)
-            if method == self.command and found:
-                handle(self, body, **found.groupdict())
-                return
-        self.answer({"error": f"no route {self.path}"}, 404)
+        for methods, pattern, handle in ROUTES:
+            found = re.fullmatch(pattern, path)
+            if self.command in methods and found:
+                return self._handle(handle, found.groupdict())
+        self.answer({"error": f"no route {path}"}, 404)
 
     do_GET = do_POST = do_PUT = do_HEAD = _serve  # noqa: N815 - as the base class calls them
+
+    def _handle(self, handle, parts):
+        if "repo" in parts:
+            kind = (parts.pop("kind") or "models").rstrip("s/")
+            self.repo = parts.pop("repo")
+            self.repository = self.server.hub.repositories.get((kind, self.repo))
+            if self.repository is None:
+                return self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+            self.revision = parts.pop("revision", "main")
+            self.files = self.repository.files(self.revision)
+            if self.files is None:
+                return self.answer({"error": "no revision"}, 404, X_Error_Code="RevisionNotFound")
+        handle(self, **parts)
 
     def _suffer(self, trouble, length):
         """Answer a status, or break off."""
@@ -69,114 +81,82 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, content, status=200, **headers):
         raw = isinstance(content, bytes)
         body = content if raw else json.dumps(content).encode()
+        headers |= {"Content-Type": "application/octet-stream" if raw else "application/json"}
         self.send_response(status)
-        for name, value in {"Content-Type": "application/octet-stream" if raw else "application/json"}.items():
-            self.send_header(name, value)
-        for name, value in headers.items():
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def repository(self, kind, repo):
-        found = self.server.hub.repositories.get((kind, repo))
-        if found is None:
-            self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
-        return found
-
-    def create(self, body):
-        asked = json.loads(body)
-        kind, name = asked.get("type") or "model", asked["name"]
-        key = kind, f"{asked.get('organization') or 'me'}/{name}"
-        if key in self.server.hub.repositories:
-            return self.answer({"error": "exists", "url": f"{self.server.hub.url}/{key[1]}"}, 409)
+    def create(self):
+        asked, hub = json.loads(self.body), self.server.hub
+        key = asked.get("type") or "model", f"{asked.get('organization') or 'me'}/{asked['name']}"
+        known = key in hub.repositories
         private = asked.get("private") is True or asked.get("visibility") == "private"
-        self.server.hub.repositories[key] = Repository(private)
-        self.answer({"url": f"{self.server.hub.url}/{key[1]}", "name": key[1]})
+        hub.repositories.setdefault(key, Repository(private))
+        self.answer({"url": f"{hub.url}/{key[1]}", "name": key[1]}, 409 if known else 200)
 
-    def info(self, body, kind, repo, revision="main"):
-        found = self.repository(kind.rstrip("s"), repo)
-        if found is None:
-            return
-        files = found.files(revision)
-        if files is None:
-            return self.answer({"error": "no revision"}, 404, X_Error_Code="RevisionNotFound")
-        siblings = [{"rfilename": path} for path in files]
+    def info(self):
+        siblings = [{"rfilename": path} for path in self.files]
         if "blobs" in self.query:
-            entries = [entry(path, raw) for path, raw in files.items()]
-            lfs = [{"lfs": {"sha256": each["lfs"]["oid"]} | each["lfs"]} if "lfs" in each else {} for each in entries]
-            parts = zip(siblings, entries, lfs, strict=True)
-            siblings = [name | {"size": each["size"], "blobId": each["oid"]} | more for name, each, more in parts]
-        sha = found.branches.get(revision, revision)
-        self.answer({"id": repo, "sha": sha, "private": found.private, "siblings": siblings, "tags": []})
+            for sibling, (path, raw) in zip(siblings, self.files.items(), strict=True):
+                listed = entry(path, raw)
+                sibling |= {"size": listed["size"], "blobId": listed["oid"]}
+                if "lfs" in listed:
+                    sibling["lfs"] = listed["lfs"] | {"sha256": listed["lfs"]["oid"]}
+        sha = self.repository.branches.get(self.revision, self.revision)
+        private = self.repository.private
+        self.answer({"id": self.repo, "sha": sha, "private": private, "siblings": siblings, "tags": []})
 
-    def tree(self, body, kind, repo, revision, path=""):
-        found = self.repository(kind.rstrip("s"), repo)
-        if found is None:
-            return
-        files = found.files(revision)
-        if files is None:
-            return self.answer({"error": "no revision"}, 404, X_Error_Code="RevisionNotFound")
-        inside = {name: raw for name, raw in files.items() if not path or name.startswith(f"{path}/")}
+    def tree(self, path=""):
+        inside = {name: raw for name, raw in self.files.items() if not path or name.startswith(f"{path}/")}
         if path and not inside:
             return self.answer({"error": "no entry"}, 404, X_Error_Code="EntryNotFound")
-        entries = [entry(name, raw) for name, raw in inside.items()]
         folders = {"/".join(name.split("/")[: n + 1]) for name in inside for n in range(name.count("/"))}
-        recursive = self.query.get("recursive", ["false"])[0].lower() == "true"
+        entries = [entry(name, raw) for name, raw in inside.items()]
         entries += [{"type": "directory", "path": folder, "oid": "0" * 40, "size": 0} for folder in sorted(folders)]
+        recursive = self.query.get("recursive", ["false"])[0].lower() == "true"
         depth = path.count("/") + 1 if path else 0
         self.answer([each for each in entries if recursive or each["path"].count("/") == depth])
 
-    def paths_info(self, body, kind, repo, revision):
-        found = self.repository(kind.rstrip("s"), repo)
-        if found is None:
-            return
-        text = body.decode()
+    def paths_info(self):
+        text = self.body.decode()
         asked = json.loads(text)["paths"] if text.startswith("{") else parse_qs(text).get("paths", [])
-        files = found.files(revision) or {}
-        entries = [entry(path, files[path]) for path in asked if path in files]
-        folders = [path for path in asked if any(name.startswith(f"{path}/") for name in files)]
+        entries = [entry(path, self.files[path]) for path in asked if path in self.files]
+        folders = [path for path in asked if any(name.startswith(f"{path}/") for name in self.files)]
         self.answer(entries + [{"type": "directory", "path": path, "oid": "0" * 40} for path in folders])
 
-    def branch(self, body, kind, repo, branch):
-        found = self.repository(kind.rstrip("s"), repo)
-        if found is not None:
-            known = branch in found.branches
-            found.branches.setdefault(branch, found.branches["main"])
-            self.answer({}, 409 if known else 200)
+    def branch(self, branch):
+        branches = self.repository.branches
+        known = branch in branches
+        branches.setdefault(branch, branches["main"])
+        self.answer({}, 409 if known else 200)
 
-    def preupload(self, body, kind, repo, revision):
-        found = self.repository(kind.rstrip("s"), repo)
-        if found is None:
-            return
-        asked = [file["path"] for file in json.loads(body)["files"]]
+    def preupload(self):
         modes = {True: "lfs", False: "regular"}
-        self.answer(
-            {"files": [{"path": p, "uploadMode": modes[p.endswith(LFS)], "shouldIgnore": False} for p in asked]}
-        )
+        paths = [file["path"] for file in json.loads(self.body)["files"]]
+        files = [{"path": path, "uploadMode": modes[path.endswith(LFS)], "shouldIgnore": False} for path in paths]
+        self.answer({"files": files})
 
-    def batch(self, body, **_):
-        hub, asked = self.server.hub, json.loads(body)
-        objects = []
-        for each in asked["objects"]:
-            upload = {"upload": {"href": f"{hub.url}/store/{each['oid']}", "header": {}}}
-            objects.append(each | {"authenticated": True} | ({} if each["oid"] in hub.stored else {"actions": upload}))
+    def batch(self):
+        hub, objects = self.server.hub, json.loads(self.body)["objects"]
+        for each in objects:
+            each["authenticated"] = True
+            if each["oid"] not in hub.stored:
+                each["actions"] = {"upload": {"href": f"{hub.url}/store/{each['oid']}", "header": {}}}
         self.answer({"transfer": "basic", "objects": objects})
 
-    def store(self, body, oid):
-        self.server.hub.stored[hashlib.sha256(body).hexdigest()] = body
+    def store(self):
+        self.server.hub.stored[hashlib.sha256(self.body).hexdigest()] = self.body
         self.answer({})
 
-    def commit(self, body, kind, repo, revision):
-        found = self.repository(kind.rstrip("s"), repo)
-        if found is None:
-            return
-        entries = [json.loads(line) for line in body.splitlines()]
+    def commit(self):
+        entries = [json.loads(line) for line in self.body.splitlines()]
         parent = entries[0]["value"].get("parentCommit")
-        if parent is not None and parent != found.branches[revision]:
+        if parent not in (None, self.repository.branches[self.revision]):
             return self.answer({"error": "The expected parent commit is another"}, 412)
-        files = dict(found.files(revision))
+        files = dict(self.files)
         for each in entries[1:]:
             value = each["value"]
             if each["key"] == "deletedFile":
@@ -185,31 +165,23 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = self.server.hub.stored[value["oid"]]
             else:
                 files[value["path"]] = base64.b64decode(value["content"])
-        sha = found.commit(revision, files)
-        url = f"{self.server.hub.url}/{repo}/commit/{sha}"
-        self.answer({"commitUrl": url, "commitOid": sha, "success": True})
+        sha = self.repository.commit(self.revision, files)
+        self.answer({"commitUrl": f"{self.server.hub.url}/{self.repo}/commit/{sha}", "commitOid": sha, "success": True})
 
-    def resolve(self, body, repo, revision, path, kind="models/"):
-        found = self.repository({"": "model", None: "model"}.get(kind, (kind or "").rstrip("s/")) or "model", repo)
-        if found is None:
-            return
-        files = found.files(revision)
-        if files is None:
-            return self.answer({"error": "no revision"}, 404, X_Error_Code="RevisionNotFound")
-        if path not in files:
+    def resolve(self, path):
+        if path not in self.files:
             return self.answer({"error": "no entry"}, 404, X_Error_Code="EntryNotFound")
-        sha = found.branches.get(revision, revision)
-        raw, status = files[path], 200
-        etag = hashlib.sha256(raw).hexdigest()
+        raw, status = self.files[path], 200
+        sha = self.repository.branches.get(self.revision, self.revision)
+        headers = {"ETag": f'"{hashlib.sha256(raw).hexdigest()}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        headers = {}
         if span:
-            last = int(span[2]) if span[2] else len(raw) - 1
-            headers["Content_Range"] = f"bytes {span[1]}-{min(last, len(raw) - 1)}/{len(raw)}"
+            last = min(int(span[2] or len(raw)), len(raw) - 1)
+            headers["Content-Range"] = f"bytes {span[1]}-{last}/{len(raw)}"
             raw, status = raw[int(span[1]) : last + 1], 206
-        self.answer(raw, status, ETag=f'"{etag}"', X_Repo_Commit=sha, Accept_Ranges="bytes", **headers)
+        self.answer(raw, status, **headers)
 
-    def yaml(self, body):
+    def yaml(self):
         self.answer({"warnings": [], "errors": []})
 
     def log_message(self, *_):
@@ -228,11 +200,11 @@ ROUTES = (
     ("POST", KIND + "/preupload/(?P<revision>.+)", Handler.preupload),
     ("POST", KIND + "/commit/(?P<revision>.+)", Handler.commit),
     ("POST", r"/.+\.git/info/lfs/objects/batch", Handler.batch),
-    ("PUT", "/store/(?P<oid>.+)", Handler.store),
-    *(
-        (method, r"/(?P<kind>datasets/|spaces/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", r)
-        for method in ("GET", "HEAD")
-        for r in (Handler.resolve,)
+    ("PUT", "/store/.+", Handler.store),
+    (
+        ("GET", "HEAD"),
+        r"/(?P<kind>datasets/|spaces/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)",
+        Handler.resolve,
     ),
 )
 
@@ -250,7 +222,7 @@ class Hub:
     """The server's state; `troubles` maps patterns of `METHOD path` to a status or `break`."""
 
     def __init__(self, url):
-        self.url, self.repositories, self.stored, self.log, self.troubles = url, {}, {}, [], {}
+        self.url, self.repositories, self.stored, self.troubles = url, {}, {}, {}
 
     def files(self, repo="me/model", kind="model", revision="main"):
         return self.repositories[kind, repo].files(revision)

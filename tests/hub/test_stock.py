@@ -1,21 +1,31 @@
-"""Stock checkpoints of MLLM retrievers: the same vectors in transformers and sentence-transformers, without code."""
-
-import json
+"""Stock checkpoints: the same vectors in transformers and sentence-transformers, without code."""
 
 import numpy as np
 import pytest
 import torch
+from checks import embed, far, load, message, read
 from jinja2 import Environment, nodes
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor
+from torch.nn.functional import normalize
+from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, CLIPModel, CLIPProcessor
 
 from conjoin.hub import export_stock
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.retrieval import ItemEncoder, load_encoder
 from tiny_mllms import MLLMS, save_mllm
 
 QUERY = "Find it:"
+TEXTS = ["a red box", "x"]
+WEIGHTS = {
+    "internvl": {"language_model.model"},
+    "llava": {"language_model.model", "vision_tower.vision_model.encoder"},
+    "qwen2_5_vl": {"model"},
+    "qwen2_vl": {"model"},
+    "qwen3_vl": {"model.language_model"},
+}
+"""What stands before `.layers.` in published checkpoints."""
 pytestmark = pytest.mark.usefixtures("without_video")
 
 
@@ -36,25 +46,9 @@ def retriever(mllm_checkpoints):
 @pytest.fixture
 def items(pictures):
     """Plain items of each kind, and messages; sentence-transformers takes them in batches of their own."""
-    image = [{"type": "image", "image": picture} for picture in pictures]
-    words = [{"type": "text", "text": text} for text in ("then", "more\nlines ")]
     plain = ["a b", pictures[1], {"image": pictures[2], "text": "red box"}, {"text": "first", "image": pictures[0]}]
-    plain += ["x" * 60]
-    contents = [[image[0], words[0], image[3], words[1]], [image[0], image[1]], [words[0], image[2]]]
-    return plain, [[{"role": "user", "content": content}] for content in contents]
-
-
-@torch.no_grad()
-def embed(model, processor, batch, **options):
-    return model(**processor(batch, **options)).embeddings.numpy()
-
-
-def read(file):
-    return json.loads(file.read_text())
-
-
-def load(folder, **options):
-    return SentenceTransformer(str(folder), device="cpu", **options)
+    contents = [(pictures[0], "then", pictures[3], "more\nlines "), pictures[:2], ("then", pictures[2])]
+    return [*plain, "x" * 60], [message(*content) for content in contents]
 
 
 @pytest.mark.parametrize("name", MLLMS)
@@ -62,16 +56,14 @@ def test_the_vectors_in_sentence_transformers(name, retriever, items, tmp_path):
     model, processor = retriever(name)
     encoder = load(export_stock(model, processor, tmp_path / "stock", {"query": QUERY}))
     for batch in items:
-        expected = embed(model, processor, batch)
-        told = embed(model, processor, batch, instruction=QUERY)
-        assert np.abs(told - expected).max() > 1e-3
+        expected, told = embed(model, processor, batch), embed(model, processor, batch, instruction=QUERY)
+        assert far(told, expected) > 1e-3
         for side in ("left", "right"):
             encoder.tokenizer.padding_side = side
-            assert np.abs(encoder.encode(batch) - expected).max() <= 1e-5, side
-            assert np.abs(encoder.encode_document(batch) - expected).max() <= 1e-5, side
-            assert np.abs(encoder.encode_query(batch) - told).max() <= 1e-5, side
-        alone = np.concatenate([encoder.encode([item]) for item in batch])
-        assert np.abs(alone - expected).max() <= 1e-5
+            assert far(encoder.encode(batch), expected) <= 1e-5, side
+            assert far(encoder.encode_document(batch), expected) <= 1e-5, side
+            assert far(encoder.encode_query(batch), told) <= 1e-5, side
+        assert far(np.concatenate([encoder.encode([item]) for item in batch]), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("name", MLLMS)
@@ -87,51 +79,38 @@ def test_the_vectors_in_transformers(name, retriever, items, tmp_path):
     assert stock.config.get_text_config().num_hidden_layers == kept == len(stock.language_model.layers)
     assert not list(folder.glob("*.py")) and "auto_map" not in (folder / "config.json").read_text()
     reader = AutoProcessor.from_pretrained(folder)
-    options = {} if name != "internvl" else {"images_kwargs": {"crop_to_patches": False}}
+    options = {"images_kwargs": {"crop_to_patches": False}} if name == "internvl" else {}
     for conversation in items[1]:
         batch = reader.apply_chat_template(
             [conversation], tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs=options
         )
         with torch.no_grad():
-            state = stock.eval()(**batch).last_hidden_state[:, -1]
-        expected = embed(model, processor, [conversation])
-        assert (torch.nn.functional.normalize(state, dim=-1) - torch.tensor(expected)).abs().max() <= 1e-5
+            state = normalize(stock.eval()(**batch).last_hidden_state[:, -1], dim=-1)
+        assert far(state.numpy(), embed(model, processor, [conversation])) <= 1e-5
 
 
 @pytest.mark.parametrize("name", MLLMS)
 def test_what_serving_engines_read(name, retriever, tmp_path):
     """The fields by which vLLM chooses the model, the pooling, the normalisation and the form of messages."""
-    model, processor = retriever(name, embedding_dim=8)
-    folder = export_stock(model, processor, tmp_path / "stock")
+    folder = export_stock(*retriever(name, embedding_dim=8), tmp_path / "stock")
     config = read(folder / "config.json")
     assert config["architectures"] == [type(MLLMS[name]()[0]).__name__] and config["tie_word_embeddings"]
     assert config["matryoshka_dimensions"] == [8]
     if name == "qwen3_vl":  # without it, vLLM computes other positions of images than transformers
         assert config["text_config"]["rope_parameters"]["mrope_interleaved"] is True
-    modules = {entry["type"]: entry["path"] for entry in read(folder / "modules.json")}
-    kinds = ["Transformer", "Pooling", "Dense", "Normalize"]
-    assert list(modules) == [f"sentence_transformers.models.{kind}" for kind in kinds]
-    pooling = read(folder / modules["sentence_transformers.models.Pooling"] / "config.json")
+    modules = {entry["type"].rpartition(".")[2]: folder / entry["path"] for entry in read(folder / "modules.json")}
+    assert list(modules) == ["Transformer", "Pooling", "Dense", "Normalize"]
+    pooling = read(modules["Pooling"] / "config.json")
     assert [key for key, value in pooling.items() if value is True] == ["pooling_mode_lasttoken", "include_prompt"]
-    dense = folder / modules["sentence_transformers.models.Dense"]
-    assert read(dense / "config.json") | {"in_features": 32, "out_features": 8, "bias": False} == read(
-        dense / "config.json"
-    )
-    assert torch.equal(load_file(dense / "model.safetensors")["linear.weight"], torch.eye(8, 32))
-    template = (folder / "chat_template.jinja").read_text()
-    loops = [(node.target.name, node.iter) for node in Environment().parse(template).find_all(nodes.For)]
-    assert [(target, iterated.name) for target, iterated in loops] == [("message", "messages"), ("part", "content")]
+    assert {"in_features": 32, "out_features": 8, "bias": False}.items() <= read(
+        modules["Dense"] / "config.json"
+    ).items()
+    assert torch.equal(load_file(modules["Dense"] / "model.safetensors")["linear.weight"], torch.eye(8, 32))
+    template = Environment().parse((folder / "chat_template.jinja").read_text())
+    loops = [(node.target.name, node.iter.name) for node in template.find_all(nodes.For)]
+    assert loops == [("message", "messages"), ("part", "content")]
     names = {key.rsplit(".layers.")[0] for key in load_file(folder / "model.safetensors") if ".layers." in key}
-    assert (
-        names
-        == {
-            "internvl": {"language_model.model"},
-            "llava": {"language_model.model", "vision_tower.vision_model.encoder"},
-            "qwen2_5_vl": {"model"},
-            "qwen2_vl": {"model"},
-            "qwen3_vl": {"model.language_model"},
-        }[name]
-    ), "the names of published checkpoints"
+    assert names == WEIGHTS[name]
 
 
 @pytest.mark.parametrize("rows", [300, 262])
@@ -146,18 +125,17 @@ def test_the_row_of_the_token(rows, retriever, tmp_path):
     assert stock.config.get_text_config().vocab_size == len(table) == max(rows, 263)
     assert torch.equal(table[262], model.ret_embedding) and torch.equal(table[:262], before[:262])
     assert torch.equal(model.get_input_embeddings().weight, before), "the exported model is not changed"
-    assert np.abs(load(folder).encode(["a b"]) - embed(model, processor, ["a b"])).max() <= 1e-5
+    assert far(load(folder).encode(["a b"]), embed(model, processor, ["a b"])) <= 1e-5
 
 
 @pytest.mark.parametrize("readout", ["before_token", "last"])
 def test_other_readouts(readout, retriever, items, tmp_path):
-    model, processor = retriever(
-        "llava", readout=readout, processor={"ret_token": None if readout == "last" else "[RET]"}
-    )
+    token = {"ret_token": None if readout == "last" else "[RET]"}
+    model, processor = retriever("llava", readout=readout, processor=token)
     encoder = load(export_stock(model, processor, tmp_path / "stock"))
     assert "[RET]" not in encoder[0].processor.chat_template
     for batch in items:
-        assert np.abs(encoder.encode(batch) - embed(model, processor, batch)).max() <= 1e-5
+        assert far(encoder.encode(batch), embed(model, processor, batch)) <= 1e-5
 
 
 def test_cut_texts_keep_their_ends(retriever, tmp_path):
@@ -165,42 +143,71 @@ def test_cut_texts_keep_their_ends(retriever, tmp_path):
     encoder = load(export_stock(model, processor, tmp_path / "stock"))
     assert encoder.max_seq_length == 140
     texts = ["a red box with" + " many words" * 30, "short"]
-    assert np.abs(encoder.encode(texts) - embed(model, processor, texts)).max() <= 1e-5
+    assert far(encoder.encode(texts), embed(model, processor, texts)) <= 1e-5
 
 
-def test_instructions_come_first(retriever, tmp_path):
-    encoder = load(export_stock(*retriever("qwen2_vl"), tmp_path / "stock"))
-    with pytest.raises(Exception, match="an item has neither text nor image"):
-        encoder.encode([" "])
-    late = [{"role": "user", "content": "a"}, {"role": "system", "content": "Find it."}]
-    with pytest.raises(Exception, match="a system message, the instruction, must come first"):
-        encoder.encode([late])
-    with pytest.raises(Exception, match="a part of type video cannot be embedded"):
-        encoder[0].processor.apply_chat_template([{"role": "user", "content": [{"type": "video", "video": "v.mp4"}]}])
+@pytest.mark.parametrize(
+    ("conversation", "problem"),
+    [
+        (message(" "), "an item has neither text nor image"),
+        (
+            [*message("a"), {"role": "system", "content": "Find it."}],
+            "a system message, the instruction, must come first",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "video", "video": "v.mp4"}]}],
+            "a part of type video cannot be embedded",
+        ),
+    ],
+)
+def test_the_template_refuses_what_is_no_item(conversation, problem, retriever, tmp_path):
+    processor = load(export_stock(*retriever("qwen2_vl"), tmp_path / "stock"))[0].processor
+    with pytest.raises(Exception, match=problem):
+        processor.apply_chat_template(conversation)
+
+
+def score_fusion(folder, processor=None, **config):
+    model = ScoreFusionModel.from_clip(folder, **config).eval()
+    return model, ImageTextProcessor.from_backbones(folder, folder, **(processor or {}))
+
+
+@pytest.mark.parametrize("weights", [{}, {"image_weight": 0.5, "text_weight": 2.0}])
+def test_the_vectors_of_clip(weights, tiny_checkpoints, pictures, tmp_path):
+    model, processor = score_fusion(tiny_checkpoints["clip"], **weights)
+    before = model.backbone.text_projection.weight.clone()
+    folder = export_stock(model, processor, tmp_path / "stock")
+    both = [{"text": text, "image": picture} for text, picture in zip(TEXTS, pictures, strict=False)]
+    texts, images, sums = (ItemEncoder(model, processor).encode(batch) for batch in (TEXTS, pictures[:2], both))
+    stock, report = AutoModel.from_pretrained(folder, output_loading_info=True)
+    reader = AutoProcessor.from_pretrained(folder)
+    assert type(stock) is CLIPModel and type(reader) is CLIPProcessor and not any(report.values())
+    with torch.no_grad():
+        text = stock.get_text_features(**reader(text=TEXTS, return_tensors="pt", padding=True)).pooler_output
+        image = stock.get_image_features(**reader(images=pictures[:2], return_tensors="pt")).pooler_output
+    for vectors, expected in ((text, texts), (image, images), (image + text, sums)):
+        assert far(normalize(vectors, dim=-1).numpy(), expected) <= 1e-5
+    for batch, expected in ((TEXTS, texts), (pictures[:2], images)):
+        assert far(load(folder).encode(batch, normalize_embeddings=True), expected) <= 1e-5
+    assert far(load_encoder(folder).encode(both), sums) <= 1e-5
+    assert not list(folder.glob("*.py")) and torch.equal(model.backbone.text_projection.weight, before)
+
+
+def test_the_limit_and_the_prompts_of_clip(tiny_checkpoints, tmp_path, caplog):
+    given = {"query": "Find it:", "document": ""}
+    folder = export_stock(*score_fusion(tiny_checkpoints["clip"], {"max_text_length": 7}), tmp_path / "stock", given)
+    assert AutoProcessor.from_pretrained(folder).tokenizer.model_max_length == 7
+    assert "a CLIP checkpoint has no prompts; put them before the texts: {'query': 'Find it:'}" in caplog.text
 
 
 def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, tmp_path):
-    out = tmp_path / "stock"
-    with pytest.raises(
-        ValueError, match="a stock 'qwen2_vl' gives pictures three-dimensional positions, so other vectors"
-    ):
-        export_stock(*retriever("qwen2_vl", position_mode="1d"), out)
-    model, _ = retriever("qwen2_vl")
     clip = tiny_checkpoints["clip"]
-    with pytest.raises(ValueError, match="over CLIP; MllmRetrieverModel with ImageTextProcessor is of no arch"):
-        export_stock(model, ImageTextProcessor.from_backbones(clip, clip), out)
-    assert not out.exists()
-
-
-def test_a_failure_leaves_the_earlier_model(retriever, tmp_path, monkeypatch):
-    model, processor = retriever("qwen2_vl")
-    folder = export_stock(model, processor, tmp_path / "stock")
-    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-
-    def fail(*args, **kwargs):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("conjoin.hub.stock.write_checksums", fail)
-    with pytest.raises(OSError, match="No space left"):
-        export_stock(model, processor, folder)
-    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+    mixed = (retriever("qwen2_vl")[0], score_fusion(clip)[1])
+    for (model, processor), problem in (
+        (retriever("qwen2_vl", position_mode="1d"), "a stock 'qwen2_vl' gives pictures three-dimensional positions"),
+        (mixed, "over CLIP; MllmRetrieverModel with ImageTextProcessor is of no arch"),
+        (score_fusion(clip, normalize_inputs=True), "normalize_inputs=True cannot be exported"),
+        (score_fusion(tiny_checkpoints["siglip"]), "over 'siglip' cannot be a stock checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            export_stock(model, processor, tmp_path / "stock")
+    assert not (tmp_path / "stock").exists()
