@@ -9,9 +9,9 @@ import pytest
 import sentence_transformers
 import torch
 import torch.nn.functional as F
+from checks import embed, far, load, message, read
 from peft import LoraConfig, get_peft_model
 from PIL import Image
-from sentence_transformers import SentenceTransformer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForImageTextToText, AutoTokenizer
 
@@ -33,11 +33,6 @@ def items(pictures):
     texts = ["a red box", "two\nlines, and a longer text than the others"]
     both = [{"image": pictures[0], "text": texts[0]}, {"image": [*pictures[1:3]], "text": texts}]
     return [*texts, *pictures[:2], *both]
-
-
-@torch.no_grad()
-def embed(model, processor, batch, **options):
-    return model(**processor(batch, **options)).embeddings.numpy()
 
 
 def chatml(told, images, texts, end=""):
@@ -113,11 +108,6 @@ def kinds(pictures):
         Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in ((9, 96), (90, 70), (11, 9))
     )
     first, second = pictures[:2]
-
-    def chat(*content):
-        kinds = ["text" if isinstance(part, str) else "image" for part in content]
-        return [{"role": "user", "content": [{"type": k, k: part} for k, part in zip(kinds, content, strict=True)]}]
-
     return {
         "text": ("a red box", [], ["a red box"]),
         "lines": (" two\nlines, ", [], [" two\nlines, "]),
@@ -133,8 +123,8 @@ def kinds(pictures):
         "both": ({"image": second, "text": "a red box"}, [second], ["a red box"]),
         "text first": ({"text": "a red box", "image": second}, [second], ["a red box"]),
         "several": ({"image": [first, wide], "text": ["a", "b"]}, [first, wide], ["a", "b"]),
-        "message": (chat(second, "a red box"), [second], ["a red box"]),
-        "interleaved": (chat("a", second, "b", first), [second, first], ["a", "b"]),
+        "message": (message(second, "a red box"), [second], ["a red box"]),
+        "interleaved": (message("a", second, "b", first), [second, first], ["a", "b"]),
     }
 
 
@@ -146,10 +136,10 @@ def test_presets_embed_as_the_publishers_code(preset, told, pictures, tmp_path):
     publisher, items = Publisher(preset, tmp_path), kinds(pictures)
     found = embed(model, processor, [item for item, *_ in items.values()], instruction=told)
     expected = [publisher(told, images, texts) for _, images, texts in items.values()]
-    differences = {name: np.abs(row - other).max() for name, row, other in zip(items, found, expected, strict=True)}
+    differences = {name: far(row, other) for name, row, other in zip(items, found, expected, strict=True)}
     assert max(differences.values()) <= 1e-6, differences
     own = np.concatenate([embed(model, processor, [item], instruction=told) for item, *_ in items.values()])
-    assert np.abs(own - found).max() <= 1e-5 and np.abs(found[0] - found[1]).max() > 1e-3
+    assert far(own, found) <= 1e-5 and far(found[0], found[1]) > 1e-3
 
 
 def test_instructions_of_qwen3_vl_embedding_end_in_punctuation(tmp_path):
@@ -167,37 +157,29 @@ def test_a_folder_of_qwen3_vl_embedding_embeds_as_its_preset(pictures, tmp_path)
     """As its publisher's code does; sentence-transformers leaves the instruction open."""
     save_embedder(tmp_path / "source", told=DEFAULT, prompts={"query": "Find it"})
     model, processor = load_embedder(tmp_path / "source", processor=LIMITS)
-    items = kinds(pictures)
     preset = load_embedder(tmp_path / "source", preset="qwen3_vl_embedding", processor=LIMITS)
+    batch, saved = (
+        [item for item, *_ in kinds(pictures).values()],
+        load(save_model(model, processor, tmp_path / "out")),
+    )
     for told in (None, "Find it", INSTRUCTION):
-        batch = [item for item, *_ in items.values()]
-        assert np.array_equal(
-            embed(model, processor, batch, instruction=told), embed(*preset, batch, instruction=told)
-        )
+        found = embed(model, processor, batch, instruction=told)
+        assert np.array_equal(found, embed(*preset, batch, instruction=told))
+        alone = np.concatenate([saved.encode([item], prompt=told) for item in batch])
+        assert far(alone, found) <= 1e-5
     assert processor.prompts == {"query": "Find it"}
     assert processor(["a " * 5000])["input_ids"].shape[1] == 8192
-    encoder = SentenceTransformer(str(tmp_path / "source"), device="cpu")
-    encoder[0].processor.image_processor.size = {"shortest_edge": LEAST, "longest_edge": MOST}
-    saved = SentenceTransformer(str(export_stock(model, processor, tmp_path / "saved")), device="cpu")
-    for name in ("text", "long text", "picture", "both", "message", "text first", "interleaved"):
-        item, (found,) = items[name][0], embed(model, processor, [items[name][0]])
-        assert np.abs(saved.encode([item])[0] - found).max() <= 1e-5, name
-        is_ordered = name not in ("text first", "interleaved")  # images before texts
-        assert (np.abs(encoder.encode([item])[0] - found).max() <= 1e-5) == is_ordered, name
     (found,) = embed(model, processor, ["a"], instruction="Find it")
-    assert np.abs(saved.encode_query(["a"])[0] - found).max() <= 1e-5
-    assert np.abs(encoder.encode(["a"], prompt="Find it.")[0] - found).max() <= 1e-5
-    assert np.abs(encoder.encode_query(["a"])[0] - found).max() > 1e-4
+    source = load(tmp_path / "source")
+    assert far(source.encode(["a"], prompt="Find it.")[0], found) <= 1e-5 < far(source.encode_query(["a"])[0], found)
 
 
 @pytest.mark.parametrize(("files", "most"), [(1280 * 32 * 32, 1800 * 32 * 32), (600 * 600, 600 * 600)])
 def test_the_largest_picture_of_qwen3_vl_embedding(files, most, tmp_path):
     """The publisher's code takes larger pictures than the files say; whoever trained with other limits has them."""
     save_embedder(tmp_path, told=DEFAULT)
-    pixels = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    (tmp_path / "preprocessor_config.json").write_text(
-        json.dumps(pixels | {"size": {"shortest_edge": 4096, "longest_edge": files}})
-    )
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(read(path) | {"size": {"shortest_edge": 4096, "longest_edge": files}}))
     _, processor = load_embedder(tmp_path)
     assert processor.image_processor.size["longest_edge"] == most
 
@@ -207,14 +189,14 @@ def test_the_largest_picture_of_qwen3_vl_embedding(files, most, tmp_path):
 def test_a_folder_embeds_as_in_sentence_transformers(name, pooling, items, tmp_path):
     save_embedder(tmp_path, name, pooling)
     model, processor = load_embedder(tmp_path)
-    encoder = SentenceTransformer(str(tmp_path), device="cpu")
+    encoder = load(tmp_path)
     for prompt in (None, INSTRUCTION):
         found = embed(model, processor, items, instruction=prompt)
         for chosen in ([0, 1], [2, 3], [4], *SEVERAL_IMAGES, [0]):
             expected = encoder.encode([items[number] for number in chosen], prompt=prompt)
-            assert np.abs(found[chosen] - expected).max() <= 1e-5, (prompt, chosen)
-    messages = [[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": items[2]}]}]]
-    assert np.abs(embed(model, processor, messages) - encoder.encode(messages)).max() <= 1e-5
+            assert far(found[chosen], expected) <= 1e-5, (prompt, chosen)
+    messages = [message("a", items[2])]
+    assert far(embed(model, processor, messages), encoder.encode(messages)) <= 1e-5
 
 
 def test_what_the_tokenizer_puts_around_texts(items, tmp_path):
@@ -222,16 +204,13 @@ def test_what_the_tokenizer_puts_around_texts(items, tmp_path):
     save_embedder(tmp_path / "source")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "source")
     ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<|im_start|>", "<|endoftext|>")]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|im_start|> $A <|endoftext|>", special_tokens=ends
-    )
+    around = TemplateProcessing(single="<|im_start|> $A <|endoftext|>", special_tokens=ends)
+    tokenizer.backend_tokenizer.post_processor = around
     tokenizer.save_pretrained(tmp_path / "source")
-    (model, processor), chosen = load_embedder(tmp_path / "source"), [items[0], items[2], items[4]]
-    saved = save_model(model, processor, tmp_path / "saved")
-    encoders = [SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "source", saved)]
-    for item in chosen:
-        (found,) = embed(model, processor, [item])
-        assert all(np.abs(encoder.encode([item])[0] - found).max() <= 1e-5 for encoder in encoders)
+    model, processor = load_embedder(tmp_path / "source")
+    for folder in (tmp_path / "source", save_model(model, processor, tmp_path / "saved")):
+        for item in (items[0], items[2], items[4]):
+            assert far(load(folder).encode([item]), embed(model, processor, [item])) <= 1e-5
     (ids,) = processor(["a"])["input_ids"].tolist()
     assert [ids[0], ids[-1]] == [token for _, token in ends]
 
@@ -240,11 +219,11 @@ def test_what_the_tokenizer_puts_around_texts(items, tmp_path):
 @pytest.mark.parametrize("default", [None, "base"])
 def test_each_role_gets_the_prompt_that_sentence_transformers_gives(prompts, default, tmp_path):
     save_embedder(tmp_path, prompts=prompts | {"base": "Describe it:"}, default=default)
-    encoder, library = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
+    encoder, library = load_encoder(tmp_path, device="cpu"), load(tmp_path)
     for role in ("encode", "encode_query", "encode_document"):
         for how in ({}, {"prompt": ""}, {"prompt_name": "base"}):
             found, wanted = (getattr(each, role)(["a red box"], **how) for each in (encoder, library))
-            assert np.abs(found - wanted).max() <= 1e-5, (role, how)
+            assert far(found, wanted) <= 1e-5, (role, how)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +246,11 @@ def test_what_changes_vectors_and_is_not_read_is_left_to_sentence_transformers(c
         get_peft_model(AutoModel.from_pretrained(tmp_path), layers).save_pretrained(tmp_path)
     elif change == "similarity":
         path = tmp_path / "config_sentence_transformers.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"similarity_fn_name": "dot"}))
+        path.write_text(json.dumps(read(path) | {"similarity_fn_name": "dot"}))
     with pytest.raises(ValueError, match=f"{problem}.*, which the MLLM retriever lacks"):
         load_embedder(tmp_path)
-    library = SentenceTransformer(str(tmp_path), device="cpu")
     found = load_encoder(tmp_path, device="cpu").encode_query(["a red box"])
-    assert np.abs(found - library.encode_query(["a red box"])).max() <= 1e-5
+    assert far(found, load(tmp_path).encode_query(["a red box"])) <= 1e-5
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
@@ -282,27 +260,28 @@ def test_saved_it_is_what_it_was(pooling, items, tmp_path):
     save_embedder(source, pooling=pooling, prompts={"query": INSTRUCTION})
     model, processor = load_embedder(source)
     export_stock(model, processor, saved)
-    for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"):
-        given, written = (json.loads((folder / name).read_text()) for folder in (source, saved))
-        assert written == given, name
-    settings = [json.loads((folder / "config_sentence_transformers.json").read_text()) for folder in (source, saved)]
-    assert settings[0] == settings[1]
+    settings = (
+        "modules.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+        "config_sentence_transformers.json",
+    )
+    assert [read(saved / name) for name in settings] == [read(source / name) for name in settings]
     assert (saved / "chat_template.jinja").read_text() == (source / "chat_template.jinja").read_text()
     assert not list(saved.glob("*.py"))
     old, new = (AutoModel.from_pretrained(folder).state_dict() for folder in (source, saved))
     assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
-    found = SentenceTransformer(str(saved), device="cpu").encode(items[:2])
-    assert np.abs(found - embed(model, processor, items[:2])).max() <= 1e-5
-    again = load_model(saved)
-    assert np.array_equal(embed(*again, items), embed(model, processor, items))
+    found = embed(model, processor, items)
+    assert far(load(saved).encode(items[:2]), found[:2]) <= 1e-5
+    assert np.array_equal(embed(*load_model(saved), items), found)
 
 
 def test_a_pruned_embedder_is_an_embedder(items, tmp_path):
     save_embedder(tmp_path / "source")
     model, processor = load_embedder(tmp_path / "source", 2, embedding_dim=8)
-    encoder = SentenceTransformer(str(export_stock(model, processor, tmp_path / "saved")), device="cpu")
+    encoder = load(export_stock(model, processor, tmp_path / "saved"))
     found = embed(model, processor, items)
-    assert found.shape == (6, 8) and np.abs(encoder.encode(items[2:4]) - found[2:4]).max() <= 1e-5
+    assert found.shape == (6, 8) and far(encoder.encode(items[2:4]), found[2:4]) <= 1e-5
     again, reader = load_model(tmp_path / "saved")
     assert again.config.keep_layers == 2 and again.config.embedding_dim == 8
     assert np.array_equal(embed(again, reader, items), found)
@@ -315,7 +294,7 @@ def test_our_own_stock_exports_are_embedders(name, items, retriever, tmp_path):
     export_stock(model, processor, tmp_path)
     for told in (None, INSTRUCTION):
         found = embed(*load_model(tmp_path), items, instruction=told)
-        assert np.abs(found - embed(model, processor, items, instruction=told)).max() <= 1e-5
+        assert far(found, embed(model, processor, items, instruction=told)) <= 1e-5
 
 
 def test_an_unknown_preset_is_refused(tmp_path):
