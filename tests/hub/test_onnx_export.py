@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, CLIPConfig, CLIPModel
 
 from conjoin.cli.main import main
 from conjoin.hub import export, export_onnx, load_model, onnx_export
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 
 for library in ("onnx", "onnxruntime", "onnxscript"):
@@ -29,42 +26,20 @@ FILES = {"config.json", "model.onnx.data", "model.onnx.json", "processor_config.
 FILES |= {"tokenizer.json", "tokenizer_config.json", *onnx_export.GRAPHS.values()}
 
 
-def one_layer(folder):
-    """A tower of one layer, since the time of an export grows with the depth."""
-    return AutoModel.from_pretrained(folder, num_hidden_layers=1)
-
-
-def build(kind, folders):
-    torch.manual_seed(0)
-    if kind == "score_fusion":
-        config = CLIPConfig.from_pretrained(folders["clip"])
-        config.text_config.num_hidden_layers = config.vision_config.num_hidden_layers = 1
-        clip = CLIPModel.from_pretrained(folders["clip"], config=config)
-        model = ScoreFusionModel.from_clip(clip, text_weight=0.5)
-        return model, ImageTextProcessor.from_backbones(folders["clip"], folders["clip"])
-    processor = ImageTextProcessor.from_backbones(folders["vit"], folders["bert"])
-    towers = one_layer(folders["vit"]), one_layer(folders["bert"])
-    if kind == "token_fusion":
-        return TokenFusionModel.from_backbones(*towers), processor
-    sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": 1, "vl_init": "normal"}
-    return JointEncoderModel.from_backbones(*towers, **sizes, readout="sum"), processor
-
-
 @pytest.fixture(scope="module")
-def exported(tiny_checkpoints, tmp_path_factory):
+def exported(exports, tmp_path_factory):
     """`exported(kind)`: the encoder of a model, and the folder of its export; that of score fusion by the command."""
     cache = {}
 
     def get(kind):
         if kind not in cache:
-            model, processor = build(kind, tiny_checkpoints)
+            source, model, processor = exports(kind)
             out = tmp_path_factory.mktemp(kind) / "onnx"
             if kind == "score_fusion":
-                source = export(model, processor, out.with_name("model"))
                 assert main(["export", str(source), "--format", "onnx", "--out", str(out)]) == 0
             else:
                 export_onnx(model, processor, out)
-            cache[kind] = ItemEncoder(model.eval(), processor), out
+            cache[kind] = ItemEncoder(model, processor), out
         return cache[kind]
 
     return get
@@ -127,16 +102,16 @@ def test_what_is_in_the_folder(exported):
         for part in [[*graph.graph.input, *graph.graph.output]]
     }
     words = {name: ["batch", "length"] for name in ("input_ids", "attention_mask", "special_tokens_mask")}
-    images, vectors = {"pixel_values": ["batch", 3, 16, 16]}, {"embeddings": ["batch", 24]}
+    images, vectors = {"pixel_values": ["batch", 3, 16, 16]}, {"embeddings": ["batch", 16]}
     assert shapes == {"text": words | vectors, "image": images | vectors, "fused": images | words | vectors}
     assert "auto_map" not in "".join((folder / name).read_text() for name in FILES if name.endswith("config.json"))
 
 
-def test_8_bits(tiny_checkpoints, tmp_path, monkeypatch):
+def test_8_bits(exports, tmp_path, monkeypatch):
     """Another model, near the first, in less space."""
     monkeypatch.setattr(onnx_export, "GRAPHS", {"text": "model_text.onnx"})  # one graph, to save time
     monkeypatch.setattr("conjoin.retrieval.onnx_encoder.GRAPHS", {"text": "model_text.onnx"})
-    model, processor = build("score_fusion", tiny_checkpoints)
+    _, model, processor = exports("score_fusion")
     expected = ItemEncoder(model, processor)
     encoder = load_encoder(export_onnx(model, processor, tmp_path / "int8", "int8"))
     texts = ["a red box", "blue 12", "x"]
