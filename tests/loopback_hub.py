@@ -166,7 +166,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 files[value["path"]] = base64.b64decode(value["content"])
         sha = self.repository.commit(self.revision, files)
-        self.answer({"commitUrl": f"{self.server.hub.url}/{self.repo}/commit/{sha}", "commitOid": sha, "success": True})
+        url = f"{self.server.hub.url}/{self.repo}/commit/{sha}"
+        self.answer({"commitUrl": url, "commitOid": sha, "success": True})
 
     def resolve(self, path):
         if path not in self.files:

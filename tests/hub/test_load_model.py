@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from conjoin.hub import check_model, export, is_own_model, load_config, load_model, load_processor, model_type
+from conjoin.hub import check_model, export, is_own_model, load_model, load_processor, model_type
 from conjoin.retrieval import load_encoder
 from conjoin.trainers import ModelArguments
 
@@ -52,7 +52,7 @@ def test_a_damaged_model_is_one_error_that_names_it(change, problem, tmp_path, o
 
 def test_another_kind_is_refused(tiny_checkpoints):
     assert not is_own_model(tiny_checkpoints["bert"])
-    for load in (load_model, load_config, load_processor):
+    for load in (load_model, load_processor):
         with pytest.raises(ValueError, match=r"is a bert; expected a model of this package, one of \['joint_encoder'"):
             load(tiny_checkpoints["bert"])
 
@@ -65,8 +65,6 @@ def test_a_flipped_bit_is_one_line_that_names_the_file(file, own_export, tmp_pat
     path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
     with pytest.raises(ValueError, match=rf"^the file '{path}'.*remove SHA256SUMS if you changed the file yourself$"):
         load_model(path.parent)
-    if file == "model.safetensors":
-        load_model(path.parent, verify=False)
 
 
 def test_prompts_and_code_may_be_changed(own_export, tmp_path):

@@ -5,7 +5,6 @@ from conjoin.hub.load import (
     has_file as has_file,
     is_embedder as is_embedder,
     is_own_model as is_own_model,
-    load_config as load_config,
     load_model as load_model,
     load_processor as load_processor,
     loading as loading,

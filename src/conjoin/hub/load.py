@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
-from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
+from conjoin.hub.embedder import load_embedder
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -37,17 +37,15 @@ TIMEOUT = 5.0
 """Seconds that the one request to the hub may take."""
 
 
-def load_model(
-    path: str | Path, verify: bool = True, revision: str | None = None
-) -> tuple[PreTrainedModel, ProcessorMixin]:
+def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a saved model and its processor.
 
     A model of this package is built from the installed classes; Python files in its folder are never run. A published
-    embedder around an MLLM is loaded as an MLLM retriever, see `load_embedder`.
+    embedder around an MLLM is loaded as an MLLM retriever, see `load_embedder`. The files of a local folder are
+    compared with its `SHA256SUMS`, if it has one.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
-        verify: Whether to compare the files of a local folder with its `SHA256SUMS`, if it has one.
         revision: Branch, tag or commit of the repository; a commit never changes.
 
     Returns:
@@ -62,8 +60,7 @@ def load_model(
         raise ValueError(
             f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed"
         )
-    if verify:
-        check_checksums(Path(path), REMEDY)
+    check_checksums(Path(path), REMEDY)
     kind = model_type(path, revision)
     if kind not in MODELS and is_embedder(path, revision):
         with loading(path, revision):
@@ -77,13 +74,6 @@ def load_model(
         if wrong:
             raise ValueError(f"its config.json does not fit its weights: missing or of another shape are {wrong[:3]}")
     return model, load_processor(path, revision)
-
-
-def load_config(path: str | Path, revision: str | None = None) -> PreTrainedConfig:
-    """Load the configuration of a saved model of this package; raises as `load_model`."""
-    config_class: Any = _classes(path, model_type(path, revision))[0].config_class
-    with loading(path, revision):
-        return config_class.from_pretrained(path, revision=revision or "main")
 
 
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:
@@ -155,8 +145,6 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
         problem = f"one of its files is damaged, or its code does not fit transformers {transformers.__version__}"
         raise ValueError(f"cannot load the model {str(path)!r}: {problem} ({error!r})") from error
-    except UnsupportedEmbedderError:  # it names the model
-        raise
     except ValueError as error:
         if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
             raise ValueError(

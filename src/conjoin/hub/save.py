@@ -45,14 +45,7 @@ def export(
         folder: Where to write.
         prompts: Named prompts for sentence-transformers, e.g. `{"query": "Find: "}`; those of the processor when None.
         weights: The weights, if the model does not hold them whole.
-
-    Raises:
-        ValueError: The model's class is not registered for the auto classes, so its code would be lost.
     """
-    parts: list[PreTrainedModel | ProcessorMixin] = [model] if processor is None else [model, processor]
-    for part in parts:
-        if part._auto_class is None:
-            raise ValueError(f"{type(part).__name__} is not registered for auto classes; its code cannot be exported")
     with staged(folder) as staging:
         options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
         model.save_pretrained(staging, **options)

@@ -110,7 +110,7 @@ def save_model(
         weights: The weights, if the model does not hold them whole.
 
     Raises:
-        ValueError: As `export` and `export_stock`.
+        ValueError: As `export_stock`.
     """
     is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
     if is_embedder and isinstance(model, MllmRetrieverModel) and model.config.position_mode == "mrope":
@@ -127,7 +127,13 @@ def _stock_model(model: MllmRetrieverModel, weights: dict[str, Tensor]) -> PreTr
         table = state[name]
         state[name] = torch.cat([table, table.new_zeros(max(0, row + 1 - len(table)), table.shape[1])])
         state[name][row] = weights["ret_embedding"].to(table.dtype)
-    config = _stock_config(model.config, len(state[name]))
+    config = copy.deepcopy(model.config.backbone_config)
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = True
+    config.get_text_config().vocab_size = len(state[name])
+    if config.model_type == "qwen3_vl":  # transformers always interleaves; vLLM does it only if this says so
+        config.text_config.rope_parameters["mrope_interleaved"] = True
+    if model.config.embedding_dim is not None:
+        config.matryoshka_dimensions = [model.config.embedding_dim]
     with torch.device("meta"):
         stock: Any = AutoModelForImageTextToText.from_config(config)
     stock.base_model.load_state_dict(state, assign=True)
@@ -142,17 +148,6 @@ def _with_published_names(stock: PreTrainedModel) -> dict[str, Tensor]:
         return state
     old, new = "vision_tower.", "vision_tower.vision_model."  # newer versions of transformers write without
     return {name if new in name else name.replace(old, new, 1): value for name, value in state.items()}
-
-
-def _stock_config(config: PreTrainedConfig, rows: int) -> PreTrainedConfig:
-    stock = copy.deepcopy(config.backbone_config)
-    stock.tie_word_embeddings = stock.get_text_config().tie_word_embeddings = True
-    stock.get_text_config().vocab_size = rows
-    if stock.model_type == "qwen3_vl":  # transformers always interleaves; vLLM does it only if this says so
-        stock.text_config.rope_parameters["mrope_interleaved"] = True
-    if config.embedding_dim is not None:
-        stock.matryoshka_dimensions = [config.embedding_dim]
-    return stock
 
 
 def export_stock_clip(

@@ -97,12 +97,9 @@ def load_encoder(
         if is_own:
             return load_model(path, revision=revision)
         check_checksums(Path(path), REMEDY)
-        if preset is not None:
-            with loading(path, revision):
+        if preset is not None or (has_config and is_embedder(path, revision)):
+            with loading(path, revision), suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
                 return load_embedder(path, preset=preset, revision=revision)
-        if has_config and is_embedder(path, revision):
-            with suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
-                return load_model(path, verify=False, revision=revision)
         if has_modules:
             return load_sentence_transformer(path, trust_remote_code, revision)
         return load_stock_model(path, pooling, trust_remote_code, revision)

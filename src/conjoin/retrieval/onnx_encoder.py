@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import ProcessorMixin
 from transformers.utils import cached_file
 
-from conjoin.hub.load import load_config, load_processor, loading
+from conjoin.hub.load import load_processor, loading
 from conjoin.hub.onnx_export import GRAPHS, SETTINGS, WEIGHTS, onnx_settings
 from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import check_checksums
@@ -38,7 +38,6 @@ class OnnxModel(torch.nn.Module):
             import onnxruntime
         except ImportError as error:
             raise ImportError(f'{str(folder)!r} needs onnxruntime: pip install "conjoin[onnx]"') from error
-        self.config = load_config(folder)
         self.fingerprint = onnx_settings(folder)["fingerprint"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
