@@ -85,7 +85,6 @@ def run(options: Options) -> None:
         vectors=vectors,
         judges=[judge_by_titles(principle, options.visual) for principle in options.filters],
         cold_start=None if options.vlm is None else ask_with(options.vlm),
-        template_files=options.templates,
         show_progress=not options.quiet,
     )
     print(f"queries and products in {out}")

@@ -72,7 +72,7 @@ def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
     ("change", "options", "message"),
     [
         ({"image": "absent.png"}, {}, r"row 1 \(id '2'\): image .*absent.png.*: no such file"),
-        ({"sku": "a b"}, {}, "the id 'a b' of a product must be one word"),
+        ({"sku": "a b"}, {}, "a product id must be .* of one word, got 'a b'"),
         ({}, {"attributes": ["colour"]}, "no column 'colour'; the columns are .*; did you mean 'color'"),
         ({}, {"attributes": ["color", "shop"]}, r"an attribute needs two values, .*unlike 'shop' \(1 values\)"),
         ({}, {"attributes": ["note"]}, r"one that several products have, unlike 'note' \(4 values\)"),

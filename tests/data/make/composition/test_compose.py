@@ -259,9 +259,14 @@ def test_a_template_of_ones_own(tmp_path):
     rows = [row | {"title": "a {b}"} for row in products(60)]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
     settings = CompositionSettings(
-        queries=5, test_share=0.0, max_positive_share=1.0, languages=("xx",), conditions={3: 1.0}
+        queries=5,
+        test_share=0.0,
+        max_positive_share=1.0,
+        languages=("xx",),
+        conditions={3: 1.0},
+        templates=(str(tmp_path / "xx.json"),),
     )
-    for row in read(compose_queries(catalogue, tmp_path / "out", settings, template_files=[tmp_path / "xx.json"])):
+    for row in read(compose_queries(catalogue, tmp_path / "out", settings)):
         names = ["C" if name == "color" else name for condition in row["query"].values() for name in condition]
         parts = [f"{name}=<Product {n}> <image>\na {{b}} </Product {n}>" for n, name in enumerate(names, start=1)]
         conditions = f"{parts[0]}; {parts[1]} & {parts[2]}"

@@ -9,6 +9,7 @@ import datasets
 import pandas as pd
 
 from conjoin.data.columns import COMMON_COLUMNS, matching
+from conjoin.data.merit import product_id
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
 from conjoin.data.row_checks import as_name
@@ -75,8 +76,7 @@ def read_catalogue(
     keep = list(dict.fromkeys([*named, *filter(None, facts.values())]))
     rows = load_pairs(source, split=split, keep=keep, group_column=group_column, **options)
     for pid in rows["id"]:
-        if len(pid.split()) != 1:
-            raise ValueError(f"the id {pid!r} of a product must be one word")
+        product_id(pid, "the catalogue")
     cells = list(rows["metadata"]) if keep else []
     words = []
     for row in cells:

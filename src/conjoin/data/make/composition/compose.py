@@ -71,7 +71,6 @@ def compose_queries(
     vectors: np.ndarray | None = None,
     judges: Sequence[Judge] = (),
     cold_start: VisionModel | None = None,
-    template_files: Sequence[str | Path] = (),
     show_progress: bool = False,
 ) -> Path:
     """Compose queries and write them with the products in the layout of MERIT (App. A.3).
@@ -92,7 +91,6 @@ def compose_queries(
             Without them, products are similar that share many values.
         judges: Filters: a query stays if all of these functions accept it, such as `judge_by_titles`.
         cold_start: The model of the sampler `cold_start`, see `ask_with`.
-        template_files: Templates of further languages, see `load_templates`.
         show_progress: Show progress bars.
 
     Raises:
@@ -102,7 +100,6 @@ def compose_queries(
             model.
     """
     settings, out = settings or CompositionSettings(), Path(out)
-    templates = load_templates(settings.languages, template_files)
     families = catalogue.products["family"]
     if vectors is not None and len(vectors) != len(families):
         raise ValueError(f"vectors have shape {vectors.shape}; expected ({len(families)}, D)")
@@ -115,11 +112,10 @@ def compose_queries(
         splits = [("train", settings.queries, ~is_test), ("test", settings.test_queries, is_test)]
         for split, wanted, is_in in splits if test_share else splits[:1]:
             pool = Pool(catalogue, np.flatnonzero(is_in), vectors)
-            bar = progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress)
-            with query_file(partial, split).open("w", encoding="utf-8") as file, bar:
-                for query in _queries(pool, split, wanted, settings, templates, judges, cold_start):
+            queries = _queries(pool, split, wanted, settings, judges, cold_start)
+            with query_file(partial, split).open("w", encoding="utf-8") as file:
+                for query in progress(queries, f"{split} queries", total=wanted, unit="query", show=show_progress):
                     file.write(json.dumps(query, ensure_ascii=False) + "\n")
-                    bar.update()
             _write_products(partial / f"data/{split}-00000-of-00001.parquet", pool)
         write_text(partial / "composition.json", json.dumps(asdict(settings), indent=1) + "\n")
         publish_folder(partial, out)
@@ -131,12 +127,12 @@ def _queries(
     split: str,
     wanted: int,
     settings: CompositionSettings,
-    templates: Sequence[dict[str, Any]],
     judges: Sequence[Judge],
     model: VisionModel | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield queries of different conditions as rows of the published layout, as many as are wanted and possible."""
     generator = np.random.default_rng([settings.seed, split == "test"])
+    templates = load_templates(settings.languages, settings.templates)
     products = pool.products.to_dict("records")
     names = [int(pid) if re.fullmatch("0|[1-9][0-9]{,17}", pid) else pid for pid in pool.products["idx"]]
     failed: Counter[str] = Counter()
@@ -184,7 +180,6 @@ def _queries(
 def _write_products(path: Path, pool: Pool) -> None:
     """Write products; the bytes of their image files are copied as they are."""
     schema = PRODUCT_FEATURES.arrow_schema
-    attributes = pool.attributes.to_dict("records")
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(pool), _PRODUCTS_AT_ONCE):
             products = pool.products[start : start + _PRODUCTS_AT_ONCE].to_dict("records")
@@ -192,6 +187,5 @@ def _write_products(path: Path, pool: Pool) -> None:
                 image = pool.images[row]["image"]
                 content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
                 product["image"] = {"bytes": content, "path": None}
-                described = {name: value for name, value in attributes[row].items() if isinstance(value, str)}
-                product["attribute"] = json.dumps(described, ensure_ascii=False)
+                product["attribute"] = json.dumps(pool.attributes.iloc[row].dropna().to_dict(), ensure_ascii=False)
             writer.write_table(pa.Table.from_pylist(products, schema))

@@ -49,6 +49,7 @@ class CompositionSettings:
         max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
         hard_negatives: At most, for each query.
         languages: Of the instructions, drawn uniformly.
+        templates: JSON files with the templates of further languages, see `load_templates`.
         seed: Of all draws.
     """
 
@@ -62,6 +63,7 @@ class CompositionSettings:
     max_positive_share: float = 0.05
     hard_negatives: int = 8
     languages: tuple[str, ...] = ("en",)
+    templates: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
