@@ -1,166 +1,162 @@
-"""Hostile images, texts, items and requests, made by code: the corpus of `test_hostile_inputs.py`.
+"""Hostile images, texts, items, paths and requests, made by code: the corpus of `test_hostile_inputs.py`.
 
 Each has a name, its value and what may come of it: `VECTOR` (it is unusual but sound), `ERROR` (it cannot be used), or
 `EITHER` (it depends on the decoder or the model). Nothing else may: no other exception, no hang, no access to the
-network or to other files.
+network or to other files. What a part of an item may be is in `processing/`.
 """
 
-import base64
 import io
 import json
+import random
+import struct
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
-from hostile_images import EITHER, ERROR, VECTOR, Hostile, encoded, picture
+from damage import damages
 
+VECTOR, ERROR, EITHER = "vector", "error", "either"
 CANARY = "canary-outside"
 """Part of the name of a file that hostile inputs name and that nobody may open."""
 
 
-TEXTS = {
-    "empty": ("", ERROR),
-    "spaces": ("   ", ERROR),
-    "white space of all kinds": (" \t\r\n\x0b\x0c\x85\u2003\u3000", ERROR),
-    "zero-width space": ("\u200b", EITHER),
-    "NUL": ("a\0b", EITHER),
-    "a lone high surrogate": ("a \ud800 b", ERROR),
-    "surrogates in the wrong order": ("\udc00\ud800", ERROR),
-    "joined emoji": ("\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466", EITHER),
-    "a thousand combining marks": ("e" + "\u0301" * 1000, EITHER),
-    "a byte order mark": ("\ufeffa", EITHER),
-    "normalisation that grows": ("\ufdfa" * 50, EITHER),
-    "a million letters": ("a" * 10**6, EITHER),
-    "a million words": ("ab " * 333_333, EITHER),
-    "100,000 emoji": ("\U0001f600" * 10**5, EITHER),
-    "template braces": ("{0} {} {{x}} {noun!r} {a.__class__}", VECTOR),
-    "jinja": ("{{ 7 * 7 }} {% for a in b %} {{ config }}", VECTOR),
-    "shell": ("$(touch x); `id` && rm -rf / | cat ${HOME}", VECTOR),
-    "CSV quotes": ('a,"b""\r\nc",d', VECTOR),
-    "a script": ("<script>alert(1)</script>", VECTOR),
-    "an image tag": ("<img src=x onerror=alert(1)>", VECTOR),
-    "a closing tag": ("</title></style></textarea>'\"><svg onload=alert(1)>", VECTOR),
-    "an escape of a terminal": ("\x1b[31mred\x1b[0m \x1b]0;title\x07", VECTOR),
-    "a path": ("/etc/passwd", VECTOR),
-    "a URL": ("http://127.0.0.1:9/a", VECTOR),
-}
+class Hostile(NamedTuple):
+    """A hostile input: of which `kind`, its name, its value and what may come of it."""
+
+    kind: str
+    name: str
+    value: Any
+    allowed: str = EITHER
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}"
+
+
+def _listed(kind, **by_result):
+    """The inputs of a kind, from a mapping for each result."""
+    return [
+        Hostile(kind, name, value, result) for result, values in by_result.items() for name, value in values.items()
+    ]
+
+
+def picture(size=(24, 18), seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def encoded(image, file_format="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, file_format, **options)
+    return stream.getvalue()
+
+
+def _chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, data=b"", *extra):
+    """A PNG file that says what it likes about itself."""
+    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return (
+        b"\x89PNG\r\n\x1a\n" + header + b"".join(extra) + _chunk(b"IDAT", zlib.compress(data)) + _chunk(b"IEND", b"")
+    )
+
+
+def images() -> list[Hostile]:
+    """Files that say that they are images, as bytes."""
+    whole = {name: encoded(picture(), name) for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")}
+    jpeg, gif, bmp = whole["JPEG"], whole["GIF"], whole["BMP"]
+    size_of_jpeg = jpeg.index(b"\xff\xc0") + 5
+    frames = {"save_all": True, "append_images": [picture(seed=seed) for seed in (1, 2)]}
+    sound, odd, wrong = {}, {}, {}
+    for name, data in whole.items():  # a bit of the head and of the rest is flipped, and the end is cut
+        ends = [int(len(data) * share) for share in (0.02, 0.25, 0.5, 0.9, 0.99)]
+        odd |= {f"{name}, {said}": damaged for said, damaged in damages(name, data, 3, ends)}
+        odd |= {f"{name}, head, {said}": head + data[40:] for said, head in damages(name, data[:40], 4, ())}
+    for name in ("GIF", "WEBP", "PNG", "TIFF"):
+        sound[f"{name} of three frames"] = encoded(picture(), name, **frames)
+    for name, data in (
+        ("cyclic", b"Exif\0\0II*\0\x08\0\0\0\1\0\x69\x87\4\0\1\0\0\0\x08\0\0\0\x08\0\0\0"),
+        ("huge count", b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + bytes(20)),
+    ):
+        odd |= {f"{kind} with {name} EXIF": encoded(picture(), kind, exif=data) for kind in ("JPEG", "WEBP")}
+    for size in ((1, 1), (1, 60), (200, 1)):
+        odd[f"PNG of {size}"] = encoded(picture(size))
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Comment", "a" * 10**6, zip=True)
+    negative = Image.fromarray(np.array([[-7.0, 1e30]] * 2, np.float32))
+    sound |= {
+        "PNG with text behind it": whole["PNG"] + b"<script>alert(1)</script>",
+        "TIFF of negative and huge floats": encoded(negative, "TIFF"),
+    }
+    odd |= {
+        "PNG with a text that inflates": encoded(picture(), pnginfo=text),
+        "APNG with a wrong frame count": png(4, 4, bytes(52), _chunk(b"acTL", struct.pack(">II", 2**31, 0))),
+    }
+    wrong |= {
+        "PNG bomb that inflates": png(30_000, 30_000, bytes(10**6)),
+        "PNG of 2^31 x 2^31": png(2**31 - 1, 2**31 - 1),
+        "PNG that claims more than it has": png(300, 300, bytes(40)),
+        "GIF bomb": gif[:6] + b"\xff\xff\xff\xff" + gif[10:],
+        "BMP bomb": bmp[:18] + struct.pack("<ii", 60_000, 60_000) + bmp[26:],
+        "JPEG bomb": jpeg[:size_of_jpeg] + b"\xff\xff\xff\xff" + jpeg[size_of_jpeg + 4 :],
+        "PPM bomb": b"P6 99999 99999 255\n" + bytes(30),
+        "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="http://127.0.0.1:9/a.png"/></svg>',
+        "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(secret) show\n",
+        "a pickle": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.",
+        "noise": random.Random(0).randbytes(500),
+        "a TIFF that points to itself": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
+    }
+    return _listed("image", vector=sound, either=odd, error=wrong)
+
+
 TOKENS = (
-    "<|image_pad|> <|vision_start|> <|vision_end|> <|im_start|> <|im_end|> <|endoftext|> [RET] [CLS] [SEP] [PAD] "
-    "[UNK] [MASK] <s> </s> <pad> <unk> <mask> <img> </img> <IMG_CONTEXT> <video> <|startoftext|> <image>"
+    "<|image_pad|> <|vision_start|> <|im_start|> <|im_end|> <|endoftext|> [RET] [CLS] [SEP] [PAD] [UNK] [MASK] <s> "
+    "</s> <pad> <mask> <img> <IMG_CONTEXT> <|startoftext|> <image>"
 ).split()
+PAGES = {
+    "a script": "<script>alert(1)</script>",
+    "a closing tag": "</title></style></textarea>'\"><svg onload=alert(1)>",
+    "template braces": "{0} {} {{x}} {noun!r} {a.__class__}",
+    "jinja": "{{ 7 * 7 }} {% for a in b %} {{ config }}",
+    "shell": "$(touch x); `id` && rm -rf / | cat ${HOME}",
+    "CSV quotes": 'a,"b""\r\nc",d',
+    "an escape of a terminal": "\x1b[31mred\x1b[0m \x1b]0;title\x07",
+    "a path": "/etc/passwd",
+    "a URL": "http://127.0.0.1:9/a",
+}
 
 
 def texts() -> list[Hostile]:
     """Texts, those of special tokens of tokenizers among them."""
-    found = [Hostile("text", name, *value) for name, value in TEXTS.items()]
-    found += [Hostile("text", f"the token {token}", token, EITHER) for token in TOKENS]
-    found += [Hostile("text", f"the token {token} in words", f"a {token}{token} b", EITHER) for token in TOKENS[:12]]
-    return found
+    wrong = {"white space of all kinds": " \t\r\n\x0b\x0c\x85\u2003\u3000", "surrogates": "\udc00\ud800"}
+    odd = {
+        "zero-width space": "\u200b",
+        "NUL": "a\0b",
+        "joined emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466",
+        "a thousand combining marks": "e" + "\u0301" * 1000,
+        "a byte order mark": "\ufeffa",
+        "normalisation that grows": "\ufdfa" * 50,
+        "a million letters": "a" * 10**6,
+        "a million words": "ab " * 333_333,
+        "100,000 emoji": "\U0001f600" * 10**5,
+    }
+    odd |= {f"the token {token}": token for token in TOKENS}
+    odd |= {f"the token {token} in words": f"a {token}{token} b" for token in TOKENS}
+    return _listed("text", error=wrong, either=odd, vector=PAGES)
 
 
-def _deep(depth, wrap):
+def _deep(wrap):
     value: Any = "a"
-    for _ in range(depth):
+    for _ in range(3000):
         value = wrap(value)
     return value
 
 
 def _message(*parts):
     return {"role": "user", "content": list(parts)}
-
-
-def items(folder: Path) -> list[Hostile]:
-    """Values that are passed as items; `folder` is theirs, and the file that they may not open lies beside it.
-
-    It holds the files that they name.
-    """
-    good = encoded(picture(), "PNG")
-    (folder / "good.png").write_bytes(good)
-    (folder / "wrong.jpg").write_bytes(good)
-    (folder / "empty.png").write_bytes(b"")
-    (folder / "directory.png").mkdir(exist_ok=True)
-    own = str(folder / "good.png")
-    recursive_list: list[Any] = []
-    recursive_list.append(recursive_list)
-    recursive_dict: dict[str, Any] = {"text": "a"}
-    recursive_dict["image"] = recursive_dict
-    uri = "data:image/png;base64," + base64.b64encode(good).decode()
-    lazy = Image.open(io.BytesIO(encoded(picture(size=(90, 90)), "PNG")[:-900]))
-    closed = Image.open(io.BytesIO(good))
-    closed.close()
-    values: dict[str, tuple[Any, str]] = {
-        "None": (None, ERROR),
-        "a number": (7, ERROR),
-        "bytes": (good, ERROR),
-        "an object": (object(), ERROR),
-        "a generator": ((letter for letter in "ab"), ERROR),
-        "an empty list": ([], ERROR),
-        "an empty mapping": ({}, ERROR),
-        "a list of texts": (["a", "b"], ERROR),
-        "a recursive list": (recursive_list, ERROR),
-        "a recursive mapping": (recursive_dict, ERROR),
-        "a list 3,000 deep": (_deep(3000, lambda value: [value]), ERROR),
-        "an image 3,000 deep": ({"image": _deep(3000, lambda value: [value])}, ERROR),
-        "an image of images": ({"image": _deep(3000, lambda value: {"path": value})}, ERROR),
-        "recursive images": (_message({"type": "image", "image": recursive_list}), ERROR),
-        "unknown keys": ({"text": "a", "caption": "b", 3: 4}, ERROR),
-        "an unknown key alone": ({"file_name": own}, ERROR),
-        "both None": ({"text": None, "image": None}, ERROR),
-        "text of a number": ({"text": 5}, ERROR),
-        "texts with None": ({"text": [None, "a"]}, VECTOR),
-        "image of a number": ({"image": 5}, ERROR),
-        "image of a list of numbers": ({"image": [1, 2]}, ERROR),
-        "image of a nested list": ({"image": [[own]]}, ERROR),
-        "image of empty bytes": ({"image": b""}, ERROR),
-        "bytes that are a text": ({"image": {"bytes": "abc", "path": None}}, ERROR),
-        "a path that is a number": ({"image": {"path": 5}}, ERROR),
-        "neither bytes nor path": ({"image": {"bytes": None, "path": None}}, ERROR),
-        "bytes and a path that is not there": ({"image": {"bytes": good, "path": "/not/there.png"}}, VECTOR),
-        "a picture that is cut": ({"image": lazy}, ERROR),
-        "a picture that is closed": ({"image": closed}, ERROR),
-        "a picture of no pixels": ({"image": Image.new("RGB", (0, 5))}, ERROR),
-        "an array of NaN": ({"image": np.full((4, 4, 3), np.nan)}, ERROR),
-        "an array without a shape": ({"image": np.array(5)}, ERROR),
-        "an array of no pixels": ({"image": np.zeros((0, 4, 3), np.uint8)}, ERROR),
-        "a tensor of NaN": ({"image": torch.full((3, 4, 4), torch.nan)}, ERROR),
-        "a wrong ending": ({"image": str(folder / "wrong.jpg")}, VECTOR),
-        "an empty file": ({"image": str(folder / "empty.png")}, ERROR),
-        "a directory": (str(folder / "directory.png"), ERROR),
-        "a file that is not there": ("not-there.png", ERROR),
-        "a name with NUL": ({"image": "a\0.png"}, ERROR),
-        "a name with a surrogate": ({"image": "\ud800.png"}, ERROR),
-        "a very long name": ({"image": "a" * 10_000 + ".png"}, ERROR),
-        "a device": ({"image": "/dev/zero"}, ERROR),
-        "a file URL": ({"image": "file:///etc/passwd"}, ERROR),
-        "a URL": ({"image": "http://127.0.0.1:9/a.png"}, ERROR),
-        "a URL of metadata": ({"image": "http://169.254.169.254/latest/meta-data/a.png"}, ERROR),
-        "a URL of S3": ({"image": "s3://bucket/a.png"}, ERROR),
-        "a data URI": ({"image": uri}, VECTOR),
-        "a bare data URI": (uri, VECTOR),
-        "a data URI that is no base64": ({"image": "data:image/png;base64,%%%"}, ERROR),
-        "a data URI of SVG": ({"image": "data:image/svg+xml;base64,PHN2Zy8+"}, ERROR),
-        "a video as part": (_message({"type": "video", "video": "clip.mp4"}), ERROR),
-        "a role alone": ({"role": "user"}, ERROR),
-        "content of an empty text": ({"role": "user", "content": ""}, ERROR),
-        "a part of an unknown type": (_message({"type": "audio", "audio": "a"}), ERROR),
-        "a type that is a list": (_message({"type": ["text"], "text": "a"}), ERROR),
-        "a part of text 5": (_message({"type": "text", "text": 5}), ERROR),
-        "an image part without image": (_message({"type": "image"}), ERROR),
-        "an image URL of a list": (_message({"type": "image_url", "image_url": {"url": [own]}}), ERROR),
-        "base64 that is a number": (_message({"type": "image", "base64": 5}), ERROR),
-        "base64 that is none": (_message({"type": "image", "base64": "%"}), ERROR),
-        "a message among texts": ([_message("a"), "b"], ERROR),
-        "a system message alone": ([{"role": "system", "content": "a"}], EITHER),
-        "a role of its own": ([{"role": {"a": 1}, "content": "a"}], EITHER),
-        "a thousand parts": (_message(*["a"] * 1000), EITHER),
-        "two hundred images": ({"image": [own] * 200}, EITHER),
-        "placeholders without images": ({"text": "<image>" * 9}, EITHER),
-        "a mapping that lies": (_Liar(), ERROR),
-    }
-    return [Hostile("item", name, *value) for name, value in values.items()]
 
 
 class _Liar(dict):
@@ -170,54 +166,89 @@ class _Liar(dict):
         return True
 
 
+def items(folder: Path) -> list[Hostile]:
+    """Values that are passed as items; `folder` holds the files that they name."""
+    good = encoded(picture())
+    for name in ("good.png", "wrong.jpg"):
+        (folder / name).write_bytes(good)
+    (folder / "directory.png").mkdir(exist_ok=True)
+    own = str(folder / "good.png")
+    recursive: list[Any] = []
+    recursive.append(recursive)
+    itself: dict[str, Any] = {"text": "a"}
+    itself["image"] = itself
+    lazy, closed = Image.open(io.BytesIO(encoded(picture((90, 90)))[:-900])), Image.open(io.BytesIO(good))
+    closed.close()
+    sound = {
+        "bytes and a path that is not there": {"image": {"bytes": good, "path": "/not/there.png"}},
+        "a wrong ending": {"image": str(folder / "wrong.jpg")},
+    }
+    odd = {
+        "a system message alone": [{"role": "system", "content": "a"}],
+        "a thousand parts": _message(*["a"] * 1000),
+        "two hundred images": {"image": [own] * 200},
+        "placeholders without images": {"text": "<image>" * 9},
+    }
+    wrong_images = {
+        "3,000 deep": _deep(lambda value: [value]),
+        "images of images": _deep(lambda value: {"path": value}),
+        "a picture that is cut": lazy,
+        "a picture that is closed": closed,
+        "a name with NUL": "a\0.png",
+        "a name with a surrogate": "\ud800.png",
+        "a very long name": "a" * 10_000 + ".png",
+        "a device": "/dev/zero",
+        "a file URL": "file:///etc/passwd",
+        "a URL": "http://127.0.0.1:9/a.png",
+        "a URL of metadata": "http://169.254.169.254/latest/meta-data/a.png",
+    }
+    wrong = {
+        "a generator": (letter for letter in "ab"),
+        "a recursive list": recursive,
+        "a recursive mapping": itself,
+        "a list 3,000 deep": _deep(lambda value: [value]),
+        "recursive images": _message({"type": "image", "image": recursive}),
+        "a directory": str(folder / "directory.png"),
+        "a video as part": _message({"type": "video", "video": "clip.mp4"}),
+        "a mapping that lies": _Liar(),
+        **{f"image of {name}": {"image": value} for name, value in wrong_images.items()},
+    }
+    return _listed("item", vector=sound, either=odd, error=wrong)
+
+
 def outside_paths(folder: Path) -> list[Hostile]:
     """Names of a file outside of `folder`, as a table, an archive or a request may hold them."""
     outside = folder.parent / f"{CANARY}.png"
-    outside.write_bytes(encoded(picture(), "PNG"))
+    outside.write_bytes(encoded(picture()))
     (folder / "link.png").unlink(missing_ok=True)
     (folder / "link.png").symlink_to(outside)
     (folder / "inner").mkdir(exist_ok=True)
     names = {
-        "up": f"../{CANARY}.png",
         "down and up": f"inner/../../{CANARY}.png",
         "absolute": str(outside),
-        "absolute with dots": str(folder / ".." / f"{CANARY}.png"),
         "doubled slashes": f"..//{CANARY}.png",
-        "a dot between": f"./.././{CANARY}.png",
-        "a link": "link.png",
         "a link with dots": "inner/../link.png",
         "a file URL": outside.as_uri(),
         "percent signs": f"%2e%2e/{CANARY}.png",
         "backslashes": f"..\\{CANARY}.png",
     }
-    return [Hostile("path", name, value, ERROR) for name, value in names.items()]
+    return _listed("path", error=names)
 
 
 def requests() -> list[Hostile]:
     """Bodies of HTTP requests to `/embed` and `/search`, as bytes: whatever is no list of items."""
-    bodies: dict[str, bytes] = {
-        "nothing": b"",
-        "no JSON": b"{",
-        "bytes that are not UTF-8": b'{"items": ["\xff\xfe"]}',
-        "a list": b'["a"]',
-        "100,000 brackets": b"[" * 100_000,
-        "a deep item": b'{"items": [{"text": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}]}",
-        "a key with a surrogate": b'{"items": ["a"], "\\ud800": 1}',
-        "an instruction with a surrogate": b'{"items": ["a"], "instruction": "\\ud800"}',
-        "an item with a surrogate": b'{"items": ["\\ud800"]}',
-        "NaN": b'{"items": [NaN]}',
-        "a huge k": b'{"items": ["a"], "k": ' + b"9" * 400 + b"}",
-        "k of a text": b'{"items": ["a"], "k": "x"}',
-        "an instruction that is a list": b'{"items": ["a"], "instruction": ["a"]}',
-        "where of a number": b'{"items": ["a"], "where": 5}',
-        "where of SQL": b'{"items": ["a"], "where": "1=1; DROP TABLE rows"}',
-        "where of Python": b'{"items": ["a"], "where": "__import__(\'os\').system(\'true\')"}',
-        "where of a surrogate": b'{"items": ["a"], "where": "\\ud800"}',
-        "where of brackets": b'{"items": ["a"], "where": "' + b"(" * 150 + b'"}',
-        "where of another type": b'{"items": ["a"], "where": "price = \'a\'"}',
-        "an image of a list of lists": b'{"items": [{"image": [["a"]]}]}',
-        "an image of an object": b'{"items": [{"image": {"path": "/etc/passwd"}}]}',
-        "a message": json.dumps({"items": [{"role": "user", "content": "a"}]}).encode(),
-        "keys twice": b'{"items": ["a"], "items": 5}',
+    bodies = [
+        *(b"", b"{", b'{"items": ["\xff\xfe"]}', b'["a"]', b"[" * 100_000, b'{"items": [NaN]}'),
+        b'{"items": [{"text": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}]}",
+        *(b'{"items": ["\\ud800"]}', b'{"items": [{"image": [["a"]]}]}', b'{"items": ["a"], "items": 5}'),
+        b'{"items": [{"image": {"path": "/etc/passwd"}}]}',
+        json.dumps({"items": [{"role": "user", "content": "a"}]}).encode(),
+    ]
+    more = {
+        '"\\ud800"': ["1"],
+        '"instruction"': ['"\\ud800"', '["a"]'],
+        '"k"': ["9" * 400, '"x"'],
+        '"where"': ["5", '"\\ud800"', '"' + "(" * 150 + '"', "\"price = 'a'\"", '"1=1; DROP TABLE rows"'],
     }
-    return [Hostile("request", name, body, EITHER) for name, body in bodies.items()]
+    bodies += [f'{{"items": ["a"], {key}: {value}}}'.encode() for key, values in more.items() for value in values]
+    return [Hostile("request", repr(body[:60]), body) for body in bodies]

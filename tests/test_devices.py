@@ -14,30 +14,32 @@ from conjoin.retrieval import load_encoder
 from conjoin.trainers import RetrievalConfig
 
 
+def gpus(monkeypatch, count):
+    """Let torch see some GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
 def test_the_device_asked_for_or_the_best(monkeypatch):
     assert choose_device("cpu") == choose_device(torch.device("cpu")) == torch.device("cpu")
-    for available, best in ((False, "cpu"), (True, "cuda")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+    for count, best in ((0, "cpu"), (2, "cuda")):
+        gpus(monkeypatch, count)
         assert choose_device() == torch.device(best)
-
-
-def test_gpus_that_are_not_there(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="cuda:1 was asked for, but torch sees no GPU; use --device cpu"):
-        choose_device("cuda:1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="cuda:2 was asked for, but torch sees 2 GPUs, counted from 0"):
-        choose_device("cuda:2")
-    with pytest.raises(ValueError, match="'gpu' is not a device; expected cpu, cuda, cuda:1"):
-        choose_device("gpu")
 
 
-def test_encoders_ask_before_they_load(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="cuda was asked for, but torch sees no GPU; use --device cpu"):
-        load_encoder("no-such-model", device="cuda")
+@pytest.mark.parametrize(
+    ("count", "device", "message"),
+    [
+        (0, "cuda:1", "cuda:1 was asked for, but torch sees no GPU; use --device cpu"),
+        (2, "cuda:2", "cuda:2 was asked for, but torch sees 2 GPUs, counted from 0"),
+        (2, "gpu", "'gpu' is not a device; expected cpu, cuda, cuda:1"),
+    ],
+)
+def test_devices_that_are_not_there_are_named_before_anything_is_loaded(count, device, message, monkeypatch):
+    gpus(monkeypatch, count)
+    with pytest.raises(ValueError, match=message):
+        load_encoder("no-such-model", device=device)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_encoders_ask_before_they_load(monkeypatch):
 )
 def test_commands_name_the_way_out(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpus(monkeypatch, 0)
     (tmp_path / "1.jpg").touch()
     (tmp_path / "photos.csv").write_text("image,text\n1.jpg,one\n")
     assert main([*command.split(), "--device", "cuda"]) == 2
@@ -79,8 +81,7 @@ def test_a_cpu_is_timed_once_and_the_choice_is_one_line(half, expected, monkeypa
 
 @pytest.mark.parametrize("supported", [False, True])
 def test_a_gpu_is_asked_for_its_instructions(supported, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: supported)
     assert choose_bf16("auto") is supported
     assert f"this GPU has {'' if supported else 'no '}bfloat16 instructions" in caplog.text

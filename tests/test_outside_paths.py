@@ -19,12 +19,9 @@ from conjoin.serving.html import results_html
 from conjoin.serving.searcher import Found
 from conjoin.storage import DamagedError, check_checksums
 from conjoin.trainers.solar_teachers import Teachers
-from hostile import CANARY, outside_paths
-from hostile_images import encoded, picture
+from hostile import CANARY, encoded, outside_paths, picture
 from test_hostile_inputs import guarded
 from tiny_encoder import tiny_encoder
-
-PNG = encoded(picture(), "PNG")
 
 
 @pytest.fixture
@@ -49,13 +46,9 @@ def test_checksums_name_files_of_their_folder(folder, name):
     [
         "zip://a.png::{outside}",
         "zip://a.png::https://127.0.0.1:9/a.zip",
-        "tar://a.png::{outside}",
         "file://{outside}",
-        "local://{outside}",
         "simplecache::https://127.0.0.1:9/a.png",
         "hf://datasets/a/b/a.png",
-        "s3://bucket/a.png",
-        "https://127.0.0.1:9/a.png",
         "HTTP://127.0.0.1:9/a.png",
     ],
 )
@@ -63,17 +56,16 @@ def test_chained_and_remote_urls(url, streaming, folder):
     outside_paths(folder)
     url = url.format(outside=folder.parent / f"{CANARY}.png")
     (folder / "metadata.jsonl").write_text(json.dumps({"file_name": url, "text": "a"}) + "\n")
-    with guarded(url), pytest.raises((ValueError, FileNotFoundError), match="row 0"):
-        list(load_pairs(folder / "metadata.jsonl", streaming=streaming))
-    with guarded(url), pytest.raises((ValueError, FileNotFoundError), match="row 0"):
-        list(load_pairs(folder, streaming=streaming))
+    for source in (folder / "metadata.jsonl", folder):
+        with guarded(url), pytest.raises((ValueError, FileNotFoundError), match="row 0"):
+            list(load_pairs(source, streaming=streaming))
 
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
     """A stranger's collection that names a file of this machine: nothing shows or publishes it, unless allowed."""
     secret = folder.parent / "secret.png"
-    secret.write_bytes(PNG)
+    secret.write_bytes(encoded(picture()))
     encode_collection([{"id": "a", "text": "a", "image": str(secret)}], tiny_encoder(), folder / "collection")
     monkeypatch.setattr("conjoin.retrieval.pictures.load_image", load_image if allowed else pytest.fail)
     if allowed:

@@ -58,8 +58,6 @@ def test_a_picture_of_all_images_and_all_texts():
     picture, text = parse_item(found).parts
     assert text == "like a chair a sofa" and picture.size == (8, 4)
     assert picture.getpixel((3, 3)) == (255, 0, 0) and picture.getpixel((4, 3)) == (0, 0, 255)
-    (found,) = apply_input_type({"text": "red", "image": [RED, BLUE]}, "cat")
-    assert parse_item(found).texts == ["red"] and parse_item(found).parts[0].size == (8, 4)
     (found,) = apply_input_type(chat("Find.", role="system") + chat(RED, BLUE), "cat")
     assert [message["role"] for message in found] == ["system", "user"]
 

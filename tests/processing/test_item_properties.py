@@ -45,20 +45,6 @@ def test_formats_are_read_alike(parts):
         assert parse_item({"text": parts[0]}).parts == expected
 
 
-@given(PARTS)
-def test_input_types_keep_every_part(parts):
-    item = chat(parts, "typed")
-    texts, images = parse_item(item).texts, parse_item(item).images
-    assert parse_item(apply_input_type(item, "seq")[0]).parts == tuple(parts)
-    (joined,) = (parse_item(one) for one in apply_input_type(item, "cat"))
-    assert len(joined.images) == min(len(images), 1)
-    assert " ".join(joined.texts) == " ".join(texts)
-    averaged = [parse_item(one) for one in apply_input_type(item, "avg")]
-    assert len(averaged) == max(1, len(images))
-    assert len(images) < 2 or [image for one in averaged for image in one.images] == images
-    assert {text for one in averaged for text in one.texts} == set(texts)
-
-
 VALUES = st.recursive(
     st.none()
     | st.booleans()

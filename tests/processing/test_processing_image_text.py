@@ -37,6 +37,8 @@ def test_a_mixed_list(processor, pictures):
     assert batch["special_tokens_mask"][2].tolist() == [1, 0, 0, 0, 1, 1]
     picture = processor.image_processor(images=[pictures[1]], return_tensors="pt")["pixel_values"][0]
     assert torch.equal(batch["pixel_values"][2], picture)
+    assert sorted(processor(["a", "b"])) == ["attention_mask", "input_ids", "special_tokens_mask"]
+    assert sorted(processor([pictures[0]])) == ["pixel_values"]
 
 
 def test_messages_equal_items(processor, pictures):
@@ -77,11 +79,9 @@ def test_words_like_special_tokens_are_words(name, words, tiny_checkpoints):
 
 
 def test_a_tokenizer_without_a_limit_cuts_nothing(tiny_checkpoints):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"])
-    expected = tokenizer("a b")["input_ids"]
-    tokenizer.model_max_length = int(1e30)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"], model_max_length=int(1e30))
     processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tokenizer)
-    assert processor(["a b"])["input_ids"].tolist() == [expected]
+    assert processor(["a " * 99])["input_ids"].shape == (1, 101)
     assert processor(["a b"], max_length=3)["input_ids"].shape == (1, 3)
 
 
@@ -187,11 +187,3 @@ def test_save_and_load(tiny_checkpoints, pictures, tmp_path):
     assert same(AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True)(items), processor(items))
     saved = json.loads((tmp_path / "processor_config.json").read_text())
     assert saved["auto_map"]["AutoProcessor"] == "processing_image_text.ImageTextProcessor"
-
-
-def test_masks_only_where_something_is_missing(processor, pictures):
-    assert sorted(processor(["a", "b"])) == ["attention_mask", "input_ids", "special_tokens_mask"]
-    assert sorted(processor([pictures[0]])) == ["pixel_values"]
-    assert sorted(processor([{"text": "a", "image": pictures[0]}])) == sorted(
-        name for name in NAMES if not name.endswith(("image_mask", "text_mask"))
-    )

@@ -1,7 +1,6 @@
 """Images at URLs are fetched only if the user allows it, from public addresses, within limits."""
 
 import http.server
-import io
 import itertools
 import os
 import re
@@ -14,20 +13,11 @@ from PIL import Image
 
 from conjoin.processing import allow_urls, load_image, parse_items, urls
 from conjoin.processing.urls import ALLOW_URLS, fetch
+from hostile import encoded
 
 WHITE = (255, 255, 255)
 ASKED = []
-REDIRECTS = {
-    "/again": "/clear.png",
-    "/to-ftp": "ftp://127.0.0.1/clear.png",
-    "/to-file": "file:///etc/passwd",
-    "/loop": "/loop",
-}
-
-
-def encoded(image):
-    image.save(buffer := io.BytesIO(), "PNG")
-    return buffer.getvalue()
+REDIRECTS = {"/again": "/clear.png", "/to-ftp": "ftp://127.0.0.1/clear.png", "/loop": "/loop"}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -54,10 +44,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._redirect("/clear.png", end=False)
         else:
             self.send_response(200)
-        if self.path == "/huge":
-            self.send_header("Content-Length", str(10**15))
         self.end_headers()
-        for _ in itertools.repeat(None) if self.path.startswith(("/endless", "/huge")) else ():
+        for _ in itertools.repeat(None) if self.path.startswith("/endless") else ():
             self.wfile.write(bytes(2**16))
         for _ in itertools.repeat(None) if self.path == "/slow" else ():
             self._drip(b"x")
@@ -98,11 +86,8 @@ def allowed(monkeypatch):
 
 FORMS = {
     "bare": lambda url: url,
-    "dict": lambda url: {"image": url},
     "list": lambda url: {"image": [url], "text": "a"},
-    "stored": lambda url: {"bytes": None, "path": url},
     "inside": lambda url: {"image": {"bytes": None, "path": url}},
-    "url": lambda url: {"role": "user", "content": [{"type": "image", "url": url}]},
     "image_url": lambda url: [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
     "upper": lambda url: {"image": url.replace("http", "HTTP", 1)},
 }
@@ -160,10 +145,9 @@ def test_public_addresses(address, public):
     assert urls._is_public(address) is public
 
 
-@pytest.mark.parametrize("path", ["/endless", "/huge"])
-def test_a_limit_of_bytes(path, server, allowed):
-    with pytest.raises(ValueError, match=rf"{path}': cannot fetch the image \(it has over 1000000 bytes\)"):
-        fetch(server + path, "item", 10**6)
+def test_a_limit_of_bytes(server, allowed):
+    with pytest.raises(ValueError, match=r"/endless': cannot fetch the image \(it has over 1000000 bytes\)"):
+        fetch(f"{server}/endless", "item", 10**6)
 
 
 @pytest.mark.parametrize("path", ["/slow", "/slow-header"])
@@ -180,7 +164,6 @@ def test_a_limit_of_seconds(path, server, allowed, monkeypatch):
     [
         ("{}/gone.png", "404 Not Found"),
         ("{}/to-ftp", "unsupported protocol 'ftp://'"),
-        ("{}/to-file", "unsupported protocol 'file://'"),
         ("{}/loop", "Redirect response '302 Found'"),
         *((f"http://{host}/a.png", "") for host in ("ü..example", "ü" * 70 + ".example", "[::1", "a b", "x:port", "")),
     ],

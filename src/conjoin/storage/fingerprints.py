@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,9 @@ def _digest(row: Mapping[str, Any], of_file: Callable[[str], bytes]) -> int:
             digest.update(b"bytes" + hashlib.sha256(image).digest())
         elif isinstance(image, str | os.PathLike) and os.path.isfile(image):
             digest.update(b"file" + hashlib.sha256(of_file(str(image))).digest())
-        else:  # such as a URL
-            digest.update(b"name" + hashlib.sha256(repr(image).encode("utf-8", "surrogatepass")).digest())
+        else:  # such as a URL; what is no image may be deep
+            words = repr(image) if isinstance(image, str | os.PathLike) else reprlib.repr(image)
+            digest.update(b"name" + hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest())
     return max(1, int.from_bytes(digest.digest()[:8], "big") >> 1)
 
 
