@@ -242,7 +242,7 @@ def test_wrong_kind_of_column(embedded):
 
 
 def test_folders_that_hold_no_pairs(image_folder, tmp_path):
-    with pytest.raises(ValueError, match=r"3 of 3 images in .* have no caption, such as 'blue.png'; expected a .txt"):
+    with pytest.raises(ValueError, match=r"no image in .* has a caption; expected a .txt"):
         load_pairs(image_folder)
     for name in TEXTS:
         (image_folder / f"{name}.txt").write_text(name)
@@ -315,7 +315,7 @@ def test_sources_that_are_none(tmp_path, embedded):
         load_pairs(tmp_path / "a.csv", split="test")
     with pytest.raises(TypeError, match="source is a int; expected"):
         load_pairs(3)
-    with pytest.raises(TypeError, match=r"several splits \(train\); pass one of them"):
+    with pytest.raises(TypeError, match=r"source is a DatasetDict; expected .* a dataset of one split"):
         load_pairs(datasets.DatasetDict(train=embedded))
     with pytest.raises(ValueError, match=r"expected files ending in .parquet, .tar.*'a.zip'"):
         load_pairs(["a.zip"])

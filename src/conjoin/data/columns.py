@@ -91,20 +91,22 @@ def require_columns(names: Iterable[str | None], available: Sequence[str]) -> No
 
 
 def choose_columns(
-    available: Sequence[str], given: Mapping[str, str | None], features: Mapping[str, Any], only: str | None
+    available: Sequence[str], given: Mapping[str, Any], features: Mapping[str, Any], only: str | None
 ) -> PairColumns:
     """Choose the columns that are not given by their names.
 
     Args:
         available: All columns.
-        given: The column of `image`, `text`, `id` and `group`, or None.
+        given: The column of `image`, `text`, `id` and `group`, or None; for `text` perhaps several.
         features: What the columns hold, as far as it is known.
         only: The part to read, `"image"` or `"text"`; None for both.
 
     Raises:
-        ValueError: There is no such column, or several may be the id.
+        ValueError: There is no such column, several may be the id, or those of images or texts hold something else.
     """
-    require_columns(given.values(), available)
+    text, *joined = [given["text"]] if isinstance(given["text"], str) else given["text"] or [None]
+    given = {**given, "text": text}
+    require_columns([*given.values(), *joined], available)
     matches = {role: matching(names, available) for role, names in COMMON_COLUMNS.items()}
     if not matches["text"]:
         matches["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
@@ -128,7 +130,8 @@ def choose_columns(
     elif given["text"] is None:
         logger.warning("there are no texts; the names of the classes in %r are read as text", chosen["text"])
     group = chosen["group"] or (chosen["text"] if label is not None else None)
-    return PairColumns(chosen["image"], chosen["text"], chosen["id"] or None, group, label, picture)
+    columns = PairColumns(chosen["image"], chosen["text"], chosen["id"] or None, group, label, picture)
+    return _check_kinds(columns._replace(joined=tuple(joined) if columns.text else ()), features)
 
 
 def _guess(role: str, matches: Sequence[str], is_read: bool) -> str | None:
@@ -213,11 +216,6 @@ def as_names(cells: pa.Array, column: str) -> list[str | None]:
         raise ValueError(f"the column {column!r} holds {error}") from error
 
 
-def without_nan(cells: pa.Array) -> pa.Array:
-    """Return a column with null in place of NaN."""
-    return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
-
-
 def undecoded(dataset: Source) -> Source:
     """Return the dataset as plain rows, with images at any depth as bytes or paths."""
     dataset = dataset.with_format(None)
@@ -257,7 +255,7 @@ def holds_images(feature: Any) -> bool:
     return isinstance(kind, datasets.Image | dict) or kind in _BYTES
 
 
-def check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColumns:
+def _check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColumns:
     """Return the columns without a `picture` that holds no images; it may if images are not read.
 
     Raises:

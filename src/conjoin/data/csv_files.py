@@ -7,11 +7,12 @@ import io
 import itertools
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -21,15 +22,7 @@ from conjoin.data.json_files import open_bytes, text_problem
 logger = logging.getLogger(__name__)
 ENCODING = "CONJOIN_ENCODING"
 """Environment variable with the encoding of CSV files; without it, it is found out."""
-SEPARATORS = (",", ";", "\t", "|")
 _ROWS_AT_ONCE = 10_000
-
-
-class _Layout(NamedTuple):
-    encoding: str
-    separator: str
-    skipped: int
-    """Lines before the header: 1 for the line `sep=;` of Excel."""
 
 
 @dataclass
@@ -79,20 +72,20 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """
     csv.field_size_limit(2**31 - 1)
     facts = path.stat()
-    layout = _layout(path, facts.st_mtime_ns, facts.st_size, os.environ.get(ENCODING))
+    encoding, separator, skipped = _layout(path, facts.st_mtime_ns, facts.st_size, os.environ.get(ENCODING))
     names: list[str] = []
-    with io.TextIOWrapper(open_bytes(path), encoding=layout.encoding, newline="") as file:
-        for _ in range(layout.skipped):
+    with io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="") as file:
+        for _ in range(skipped):
             file.readline()
-        rows, end = csv.reader(file, delimiter=layout.separator, strict=True), layout.skipped
+        rows, end = csv.reader(file, delimiter=separator, strict=True), skipped
         try:
             for row in rows:
-                start, end = end + 1, layout.skipped + rows.line_num
+                start, end = end + 1, skipped + rows.line_num
                 if not any(row):
                     continue
                 if not names:
                     row = names = _names(row)
-                elif end > start and _swallows(row, len(names), layout.separator):
+                elif end > start and _swallows(row, len(names), separator):
                     raise ValueError(
                         f"the lines {start} to {end} are one row, because a cell begins with a double quote; write it "
                         'as """ and end the cell with "'
@@ -100,12 +93,12 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 if any(row[len(names) :]):
                     raise ValueError(
                         f"line {start} has {len(row)} fields, the header {len(names)}; put a text that holds "
-                        f"{layout.separator!r} in double quotes"
+                        f"{separator!r} in double quotes"
                     )
                 yield start, row if len(row) == len(names) else (row + [""] * len(names))[: len(names)]
         except csv.Error as error:
             raise ValueError(
-                f"lines {end + 1} to {layout.skipped + rows.line_num}: {error}; a cell begins with a double quote "
+                f"lines {end + 1} to {skipped + rows.line_num}: {error}; a cell begins with a double quote "
                 'that does not end it: write """ for a quote, and end the cell with "'
             ) from error
 
@@ -127,22 +120,24 @@ def _swallows(row: list[str], width: int, separator: str) -> bool:
 
 
 @lru_cache
-def _layout(path: Path, changed: int, size: int, given: str | None) -> _Layout:
-    """Find the encoding and the separator of a file: the one that makes most columns, as many in the first row."""
+def _layout(path: Path, changed: int, size: int, given: str | None) -> tuple[str, str, int]:
+    """Return the encoding of a file, its separator, and how many lines are before the header (1 for `sep=;` of Excel).
+
+    The separator is the one that makes most columns, as many in the first row.
+    """
     encoding = _encoding(path, given)
     with io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="") as file:
         start = list(itertools.islice((line for line in file if line.strip()), 20))
-    first = start[0].strip().lower() if start else ""
-    if len(first) == 5 and first.startswith("sep=") and first[4] in SEPARATORS:
-        return _Layout(encoding, first[4], 1)
+    if start and (named := re.fullmatch(r"sep=([,;\t|])\s*", start[0], re.IGNORECASE)):
+        return encoding, named[1], 1
     if Path(path.name.lower().removesuffix(".gz")).suffix == ".tsv":
-        return _Layout(encoding, "\t", 0)
+        return encoding, "\t", 0
 
     def score(separator: str) -> tuple[bool, int]:
         header, *rows = [len(row) for row in itertools.islice(csv.reader(start, delimiter=separator), 2)]
         return header > 1 and all(count == header for count in rows), header
 
-    return _Layout(encoding, max(SEPARATORS, key=score) if start else ",", 0)
+    return encoding, max(",;\t|", key=score) if start else ",", 0
 
 
 def _encoding(path: Path, given: str | None) -> str:

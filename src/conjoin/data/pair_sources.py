@@ -13,7 +13,7 @@ import datasets
 from conjoin.data.csv_files import open_csv
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.json_files import text_problem
-from conjoin.data.row_images import is_picture, is_readable, remedy
+from conjoin.data.row_images import is_picture
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,6 @@ def open_source(
         TypeError: `source` is of an unknown kind.
         ValueError: Unknown split, or the folder or file has no pairs.
     """
-    if isinstance(source, datasets.DatasetDict | datasets.IterableDatasetDict):
-        raise TypeError(f"source has several splits ({', '.join(map(str, source))}); pass one of them")
     if isinstance(source, datasets.Dataset | datasets.IterableDataset):
         return source, None
     if source == SAMPLE_SOURCE:
@@ -63,7 +61,9 @@ def open_source(
     if isinstance(source, list | tuple):
         return _open_files([str(file) for file in source], split, streaming), None
     if not isinstance(source, str | PathLike):
-        raise TypeError(f"source is a {type(source).__name__}; expected a path, a list of files, or a dataset")
+        raise TypeError(
+            f"source is a {type(source).__name__}; expected a path, a list of files, or a dataset of one split"
+        )
     if str(source).endswith(_SHARD_SUFFIXES) or "://" in str(source):
         return _open_files([str(source)], split, streaming), None
     path = Path(source).expanduser()
@@ -128,8 +128,6 @@ def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
     wrong = [file for file in files if not file.endswith(expected)]
     if wrong or not files:
         raise ValueError(f"expected files ending in {', '.join(('.parquet', *_SHARD_SUFFIXES))}, got {wrong[:3]}")
-    if is_parquet and split != "train":
-        raise SplitError(split, "a list of Parquet files")
     for file in files:
         if "://" not in file and not glob.glob(file, recursive=True):
             raise FileNotFoundError(f"no such file: {file!r}")
@@ -192,31 +190,22 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
         return _open_folder(split_folder, "train", streaming, captions)
     if split != "train":
         raise SplitError(split, "a folder of images and captions")
+    if not pictures:
+        raise ValueError(f"the folder {str(folder)!r} holds no images; expected {', '.join(IMAGE_SUFFIXES)}")
+    names = [_utf8(path.relative_to(folder).as_posix()) for path in pictures]
+    pairs = datasets.Dataset.from_dict({"id": names, "file_name": names})
     captioned = {path for path in pictures if path.with_suffix(".txt").is_file()}
-    has_labels = len({path.parent for path in pictures}) > 1 and {path.parent.parent for path in pictures} == {folder}
-    labelled = captions and not captioned and has_labels
-    listed = set(pictures) if labelled else captioned  # one of these that cannot be read is a row at fault
-    images = [path for path in pictures if path in listed or is_readable(path)]
-    for other in sorted(set(pictures) - set(images))[:1]:
-        counts, kind = (len(pictures) - len(images), len(pictures)), remedy(other.suffix.lower())
-        logger.warning("%s: %d of %d pictures cannot be read, such as %r; %s", folder, *counts, other.name, kind)
-    if not images:
-        raise ValueError(f"the folder {str(folder)!r} holds no images that can be read; {', '.join(IMAGE_SUFFIXES)}")
-    names = [_utf8(image.relative_to(folder).as_posix()) for image in images]
-    columns = {"id": names, "file_name": names}
-    if labelled:
-        columns["label"] = [_utf8(image.parent.name) for image in images]
+    if captioned and captions:
+        texts = [_read_caption(path.with_suffix(".txt")) if path in captioned else None for path in pictures]
+        pairs = pairs.add_column("text", texts)
     elif captions:
-        if without := sorted(set(images) - captioned):
+        if {path.parent.parent for path in pictures} != {folder} or len({path.parent for path in pictures}) < 2:
             raise ValueError(
-                f"{len(without)} of {len(images)} images in {str(folder)!r} have no caption, such as "
-                f"{without[0].name!r}; expected a .txt of the same name beside each, or one of "
+                f"no image in {str(folder)!r} has a caption; expected a .txt of the same name beside each, or one of "
                 f"{', '.join(METADATA_FILES)} with the columns file_name and text, or one folder per label"
             )
-        columns["text"] = [_read_caption(image.with_suffix(".txt")) for image in images]
-    pairs = datasets.Dataset.from_dict(columns)
-    if labelled:
-        pairs = pairs.cast_column("label", datasets.ClassLabel(names=sorted(set(columns["label"]))))
+        labels = [_utf8(path.parent.name) for path in pictures]
+        pairs = pairs.add_column("label", labels).cast_column("label", datasets.ClassLabel(names=sorted({*labels})))
     return pairs, folder
 
 

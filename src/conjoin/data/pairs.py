@@ -18,7 +18,6 @@ from conjoin.data.columns import (
     PairColumns,
     as_names,
     cast_images,
-    check_kinds,
     choose_columns,
     choose_metadata,
     element_of,
@@ -26,10 +25,8 @@ from conjoin.data.columns import (
     image_paths,
     is_list,
     read_number,
-    require_columns,
     undecoded as undecoded,
     values_of,
-    without_nan,
 )
 from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
@@ -127,21 +124,14 @@ def load_pairs(
     first = next(iter(dataset), None)
     if first is None:
         raise ValueError("the dataset is empty: it has no rows")
-    named = [text_column] if isinstance(text_column, str) else [*(text_column or ())]
-    text, joined = next(iter(named), None), named[1:]
-    require_columns(joined, list(first))
-    given = {"image": image_column, "text": text, "id": id_column, "group": group_column}
+    given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
     chosen = choose_columns(list(first), given, dataset.features, only)
-    chosen = chosen._replace(joined=tuple(joined) if chosen.text else ())
-    chosen = check_kinds(chosen, dataset.features)
     metadata = choose_metadata(keep, list(first), dataset.features)
-    is_csv = isinstance(source, str | Path) and table_suffix(Path(source)) in (".csv", ".tsv")
-    csv = Path(str(source)).expanduser() if is_csv else None
     pictures = dataset.features[chosen.picture] if chosen.picture else None
     has_bytes = holds_images(pictures)
     has_lists = element_of(pictures) is not None or isinstance(listed_images(first.get(chosen.picture)), list)
     images = RowImages(folder, image_folders(source, folder))
-    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, csv)
+    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, source)
     dataset = dataset.select_columns(reader.names)
     if has_bytes:
         dataset = cast_images(dataset, str(chosen.picture))
@@ -185,7 +175,7 @@ class PairReader:
         has_lists: Whether a row has a list of images.
         skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
         metadata: Further columns, as `choose_metadata` gives them.
-        csv: The CSV file of the rows, if they are of one.
+        source: Of the rows; those of a CSV file are named by their lines.
         warned: The columns of metadata that hold what is no number.
     """
 
@@ -195,7 +185,7 @@ class PairReader:
     has_lists: bool
     skip: bool
     metadata: Mapping[str, str]
-    csv: Path | None
+    source: PairSource
     warned: set[str] = field(default_factory=set)
 
     @property
@@ -311,7 +301,7 @@ class PairReader:
     def _kept(self, name: str, mark: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
         """Return the values of a kept column."""
         if not mark:
-            return without_nan(cells)
+            return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
         numbers: list[float | None] = []
         for row, value in enumerate(values_of(cells)):
             try:
@@ -362,7 +352,10 @@ class PairReader:
         result = datasets.Dataset(table, info=datasets.DatasetInfo(features=features))
         for name, column in stored.items():
             kept = dataset.select_columns(column).rename_columns({column: name})
-            result = _beside(result, kept) if len(owners) == count else join_pairs(kept, owners, result)
+            if len(owners) == count:
+                result = datasets.concatenate_datasets([result, kept], axis=1)
+            else:
+                result = join_pairs(kept, owners, result)
         return result.select_columns([name for name in PAIR_COLUMNS if name in result.column_names])
 
     def _without_repeats(
@@ -378,8 +371,8 @@ class PairReader:
         """
         owners, ids, copies = pairs["row"].to_pylist(), pairs["id"].to_pylist(), []
         unit, places = "rows", [*range(len(dataset))]
-        if self.csv:
-            unit, places = "lines", [line for line, _ in csv_rows(self.csv)][1:]
+        if isinstance(self.source, str | Path) and table_suffix(Path(self.source)) in (".csv", ".tsv"):
+            unit, places = "lines", [line for line, _ in csv_rows(Path(self.source).expanduser())][1:]
         pictures: Sequence[Any] = places
         files: Sequence[str | None] = [None] * len(pairs)
         if self.columns.picture:
@@ -492,10 +485,6 @@ def join_pairs(images: datasets.Dataset, owners: np.ndarray, pairs: datasets.Dat
         cells = np.full(len(chosen), -1)
         cells[rows], places[members] = members, start + rows
         layer = datasets.table.InMemoryTable(pairs.data.table.take(pa.array(cells, mask=cells < 0)))
-        layers.append(_beside(datasets.Dataset(layer, info=pairs.info), chosen))
+        layers.append(datasets.concatenate_datasets([datasets.Dataset(layer, info=pairs.info), chosen], axis=1))
         start += len(chosen)
     return datasets.concatenate_datasets(layers).select(places)
-
-
-def _beside(left: datasets.Dataset, right: datasets.Dataset) -> datasets.Dataset:
-    return datasets.concatenate_datasets([left, right], axis=1)

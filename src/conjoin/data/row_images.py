@@ -113,10 +113,9 @@ class RowImages(NamedTuple):
             ItemError: As `check`.
             MissingFileError: There is no such file.
         """
-        if not path or is_uri(path):
-            return check_image_path(path, self.folders, name)
-        file = self.absolute(path)
-        check_image_path(file, self.folders, name)
+        file = check_image_path(path and self.absolute(path), self.folders, name)
+        if is_uri(file):
+            return file
         if not os.path.isfile(file):
             raise MissingFileError(name, f"image {file!r:.300}: no such file")
         if not is_readable(Path(file)):
