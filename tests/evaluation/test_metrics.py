@@ -173,7 +173,12 @@ def test_rank_by_hand():
     assert rank_of_relevant(scores, relevant).tolist() == [1, 3, 2, 1]
 
 
-@pytest.mark.parametrize("block_scores", [1, 40, 2**24])
+@pytest.fixture(params=[1, 100, 2**24])
+def block_scores(request, monkeypatch):
+    """Scores in memory at once."""
+    monkeypatch.setattr("conjoin.evaluation.metrics.BLOCK_SCORES", request.param)
+
+
 def test_ranks_of_pairs_equal_a_naive_loop(block_scores):
     generator = torch.Generator().manual_seed(0)
     queries, candidates = (torch.randint(-1, 2, (count, 3), generator=generator).double() for count in (9, 14))
@@ -183,17 +188,16 @@ def test_ranks_of_pairs_equal_a_naive_loop(block_scores):
     scores = unit_rows(queries) @ unit_rows(candidates).T
     expected = [naive_rank(*row) for row in zip(scores.mul(1e9).round(), relevant, strict=True)]
     pairs = relevant.nonzero()[torch.randperm(int(relevant.sum()), generator=generator)]
-    assert ranks_of_pairs(queries, candidates, pairs, block_scores).tolist() == expected
+    assert ranks_of_pairs(queries, candidates, pairs).tolist() == expected
     with pytest.raises(ValueError, match="have no relevant candidate"):
-        ranks_of_pairs(queries, candidates, pairs[pairs[:, 0] != 4], block_scores)
+        ranks_of_pairs(queries, candidates, pairs[pairs[:, 0] != 4])
 
 
-@pytest.mark.parametrize("block_scores", [1, 100, 2**24])
 def test_blocks_do_not_change_ranks(block_scores):
     generator = torch.Generator().manual_seed(0)
     queries, candidates = torch.randn(40, 8, generator=generator), torch.randn(60, 8, generator=generator)
     asked, found = torch.arange(40) % 20, torch.arange(60) % 20
-    ranks = best_ranks(queries, candidates, asked, found, block_scores=block_scores)
+    ranks = best_ranks(queries, candidates, asked, found)
     scores = (unit_rows(queries).double() @ unit_rows(candidates).double().T).tolist()
     relevant = (asked[:, None] == found).tolist()
     assert ranks.tolist() == [naive_rank(*row) for row in zip(scores, relevant, strict=True)]
@@ -210,12 +214,10 @@ def test_duplicates_of_the_right_candidate_are_ties_whatever_the_matrix_product_
     assert bool((both >= once + 1).all())
 
 
-def test_a_second_label_makes_candidates_relevant_too():
+def test_a_second_label_makes_candidates_relevant_too(block_scores):
     queries = torch.eye(3)
     candidates = torch.tensor([[0.6, 0.8, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.9, 0.0, 0.1]])
     labels = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3])
     texts = torch.tensor([7, 8, 9]), torch.tensor([7, 8, 9, 7])
     assert best_ranks(queries, candidates, *labels).tolist() == [3, 4, 1]
-    for block_scores in (1, 2**24):
-        found = best_ranks(queries, candidates, *labels, texts=texts, block_scores=block_scores)
-        assert found.tolist() == [2, 4, 1]
+    assert best_ranks(queries, candidates, *labels, texts=texts).tolist() == [2, 4, 1]

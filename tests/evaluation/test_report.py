@@ -135,10 +135,10 @@ def test_what_a_reader_finds(results, tmp_path):
 def test_malformed_results(results, tmp_path, change, message):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(dataclasses.asdict(results) | change))
-    with pytest.raises(ValueError, match=rf"results\.json: not the results of an evaluation: [^:]*{message}"):
+    with pytest.raises(ValueError, match=message):
         Results.load(path)
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"not the results of an evaluation: .*\n  Invalid JSON"):
+    with pytest.raises(ValueError, match="Invalid JSON"):
         Results.load(path)
 
 

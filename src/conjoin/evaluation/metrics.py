@@ -184,7 +184,6 @@ def best_ranks(
     candidates: Array,
     query_labels: Tensor,
     candidate_labels: Tensor,
-    block_scores: int = BLOCK_SCORES,
     texts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """`rank_of_relevant` by cosine similarity, one block of queries at a time.
@@ -194,7 +193,6 @@ def best_ranks(
         candidates: `(M, D)`, normalised here.
         query_labels: `(N,)` int; a candidate is relevant to a query if their labels are equal.
         candidate_labels: `(M,)` int.
-        block_scores: Upper bound of the scores in memory at once.
         texts: Further labels `(N,)` and `(M,)` of the queries and candidates; a candidate is relevant if either its
             label or its further label is the query's.
 
@@ -211,17 +209,16 @@ def best_ranks(
         same = query_labels[block, None] == candidate_labels
         return same if texts is None else same | (texts[0][block, None] == texts[1]).to(same.device)
 
-    return _ranks(queries, candidates, relevant, block_scores)
+    return _ranks(queries, candidates, relevant)
 
 
-def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_scores: int = BLOCK_SCORES) -> Tensor:
+def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor) -> Tensor:
     """`rank_of_relevant` by cosine similarity, where pairs name the right candidates, one block of queries at a time.
 
     Args:
         queries: `(N, D)`, normalised here.
         candidates: `(M, D)`, normalised here.
         pairs: `(P, 2)` int: the number of a query, and the number of a candidate that is right for it.
-        block_scores: Upper bound of the scores in memory at once.
 
     Returns:
         `(N,)` int64 ranks, from 1.
@@ -236,15 +233,15 @@ def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_score
         right[own[:, 0] - block.start, own[:, 1]] = True
         return right
 
-    return _ranks(queries, candidates, relevant, block_scores)
+    return _ranks(queries, candidates, relevant)
 
 
-def _ranks(queries: Array, candidates: Array, relevant: Callable[[slice], Tensor], block_scores: int) -> Tensor:
+def _ranks(queries: Array, candidates: Array, relevant: Callable[[slice], Tensor]) -> Tensor:
     """`rank_of_relevant` by cosine similarity, one block of queries at a time; `relevant` gives `(n, M)` bool."""
     q = unit_rows(queries, "queries")
     c = unit_rows(candidates, "candidates").to(q)
     ranks = [torch.empty(0, dtype=torch.long)]
-    for start in range(0, len(q), size := max(1, block_scores // max(1, len(c)))):
+    for start in range(0, len(q), size := max(1, BLOCK_SCORES // max(1, len(c)))):
         block = slice(start, min(start + size, len(q)))
         scores = q[block] @ c.T
         ranks.append(rank_of_relevant(scores, relevant(block).to(scores.device), tie_tolerance(scores.dtype)).cpu())

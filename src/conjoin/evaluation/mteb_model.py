@@ -73,11 +73,14 @@ class MtebModel(AbsEncoder):
         how: dict[str, Any] = {"prompt": prompt, "role": None if prompt_type is None else str(prompt_type.value)}
         rows: list[np.ndarray] = []
         for batch in inputs:
-            items = _items(batch)
-            start = sum(map(len, rows))
-            names = [
-                f"{start + index} of {task_metadata.name}, {hf_subset}, {hf_split}" for index in range(len(items))
-            ]
+            columns = [name for name in ("image", "text") if name in batch]  # as in training data and M-BEIR
+            items, names = [], []
+            for parts in zip(*(batch[name] for name in columns), strict=True):
+                item = {name: part for name, part in zip(columns, parts, strict=True) if part is not None}
+                if "image" in item and not str(item.get("text", "")).strip():
+                    item.pop("text", None)
+                names.append(f"{sum(map(len, rows)) + len(items)} of {task_metadata.name}, {hf_subset}, {hf_split}")
+                items.append(item)
             rows.append(self.encoder.encode(items, names, **how))
         return np.concatenate(rows)
 
@@ -88,15 +91,3 @@ class MtebModel(AbsEncoder):
         if isinstance(given, Mapping):
             return given.get(side) or None
         return given if side == "query" and given else None
-
-
-def _items(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a batch as items, without absent parts: image, then text, as in training data and M-BEIR."""
-    columns = [name for name in ("image", "text") if name in batch]
-    items = []
-    for row in zip(*(batch[name] for name in columns), strict=True):
-        item = {name: part for name, part in zip(columns, row, strict=True) if part is not None}
-        if "image" in item and not str(item.get("text", "")).strip():
-            item.pop("text", None)
-        items.append(item)
-    return items

@@ -80,20 +80,18 @@ def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[
 
 
 def metric_class(metric: Callable[..., float]) -> Any:  # noqa: ANN401 - the library is untyped
-    """Make a class for the library `evaluate` of one of the metrics of this file."""
+    """Make a class for the library `evaluate` of one of the metrics of this file.
+
+    Its `predictions` are the ranked ids and its `references` the relevant ids, each as texts; `k` is 10 by default.
+    """
     import datasets
     import evaluate
-
-    inputs = (
-        "predictions: for each query the ids found, best first; references: for each query the relevant ids; k: "
-        "cut-off, by default 10. Returns a float by the name of the metric."
-    )
 
     class RankingMetric(evaluate.Metric):
         def _info(self) -> Any:  # noqa: ANN401
             ids = datasets.List(datasets.Value("string"))
             features = datasets.Features({"predictions": ids, "references": ids})
-            return evaluate.MetricInfo(str(metric.__doc__), "", features, inputs)
+            return evaluate.MetricInfo(str(metric.__doc__), "", features)
 
         def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:
             return {metric.__name__: metric(predictions, references, k)}

@@ -7,7 +7,7 @@ FashionIQ, else 5; GCL's average is at 50). Wrong candidates that tie with the b
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from conjoin.evaluation.tasks import Cell, Rows, Task
 
@@ -64,29 +64,21 @@ def mbeir_cells(options: MbeirOptions) -> list[Cell]:
         absent = next((did for did in local.ids if did not in corpus), None)
         if absent is not None:
             raise ValueError(f"candidate {absent!r} of the local pool of {cell.name} is not in the global pool")
+        candidates = Rows(corpus.lines.path.stem, corpus, lookup=corpus.__getitem__)
+        short = f"{_SHORT[cell.query_modality]} → {_SHORT[cell.target_modality]}"
         for pool in pools:
             searched = corpus if pool == "global" else local
             qrels = {row["id"]: [did for did in judged.get(row["id"], ()) if did in searched] for row in rows}
-            missing = [(qid, did) for qid in qrels for did in judged.get(qid, ()) if did not in searched]
+            missing = [(qid, did) for qid, found in qrels.items() for did in judged.get(qid, ()) if did not in found]
             if missing:
                 logger.warning(
                     "%s: %d of the judged candidates are not in the %s pool and count as not judged, such as %r of "
                     "query %r", cell.name, len(missing), pool, missing[0][1], missing[0][0],
                 )  # fmt: skip
-            short = f"{_SHORT[cell.query_modality]} → {_SHORT[cell.target_modality]}"
-            cells.append(
-                Cell(
-                    f"{pool}/{cell.name}",
-                    queries,
-                    Rows(corpus.lines.path.stem, corpus, lookup=corpus.__getitem__),
-                    qrels,
-                    None if searched is corpus else searched.ids,
-                    section=f"{pool} pools",
-                    labels={"task": short, "group": cell.group},
-                    published=f"hit_rate@{cell.cutoff}",
-                    run_depth=max(_CUT_OFFS) + 1,
-                )
-            )
+            how: dict[str, Any] = {"published": f"hit_rate@{cell.cutoff}", "run_depth": max(_CUT_OFFS) + 1}
+            among, labels = None if searched is corpus else searched.ids, {"task": short, "group": cell.group}
+            name, section = f"{pool}/{cell.name}", f"{pool} pools"
+            cells.append(Cell(name, queries, candidates, qrels, among, section=section, labels=labels, **how))
     return sorted(cells, key=lambda each: pools.index(each.name.split("/")[0]))
 
 

@@ -62,41 +62,40 @@ def triplet_cell(
             information:").
 
     Raises:
-        ValueError: No triplets, or two equal items in a triplet.
+        ValueError: Two equal items in a triplet.
     """
     from conjoin.data.columns import undecoded
     from conjoin.storage.fingerprints import text_digest
 
     items: dict[str, dict[str, Any]] = {}
-    sides: dict[str, list[dict[str, Any]]] = {"query": [], "variant": []}
+    queries, variants = [], []
     qrels, negatives, excluded, kinds = {}, {}, {}, dict[str, list[str]]()
     for row in triplets.to_list():
-        keys = []
+        id_, keys = row["id"], []
         for role in ("query", "positive", "negative", "variant"):
             item = {part: row[f"{role}_{part}"] for part in ("image", "text") if row[f"{role}_{part}"] is not None}
-            if item and role in sides:
-                sides[role].append({"id": row["id"], **item})
+            if role == "query":
+                queries.append({"id": id_, **item})
             if role != "variant":
                 keys.append(text_digest(json.dumps(item, sort_keys=True, default=bytes.hex)))
                 items.setdefault(keys[-1], {"id": keys[-1], **item})
+            elif item:
+                variants.append({"id": id_, **item})
         if len(set(keys)) < 3:
-            raise ValueError(f"triplet {row['id']!r}: two of query, positive and negative are the same item")
-        excluded[row["id"]], qrels[row["id"]], negatives[row["id"]] = [keys[0]], [keys[1]], keys[2]
+            raise ValueError(f"triplet {id_!r}: two of query, positive and negative are the same item")
+        excluded[id_], qrels[id_], negatives[id_] = [keys[0]], [keys[1]], keys[2]
         if row["kind"] is not None:
-            kinds.setdefault(row["kind"].replace("_", " "), []).append(row["id"])
-    if not items:
-        raise ValueError("there are no triplets to evaluate")
-    queries, variants = (Rows(f"{name}, {role}", rows, instruction) for role, rows in sides.items())
+            kinds.setdefault(row["kind"].replace("_", " "), []).append(id_)
     others = Rows("distractors", [] if distractors is None else undecoded(distractors))
     corpus = _Joined(items.values(), others.rows)
     return Cell(
         name,
-        queries,
+        Rows(f"{name}, query", queries, instruction),
         Rows(f"{name}, candidates", corpus, instruction, lambda id_: items[id_] if id_ in items else others.row(id_)),
         qrels,
         excluded=excluded,
         negatives=negatives,
-        variants=variants if sides["variant"] else None,
+        variants=Rows(f"{name}, variant", variants, instruction) if variants else None,
         groups={"kind of negative": dict(sorted(kinds.items()))} if kinds else {},
     )
 
@@ -106,9 +105,9 @@ def symmetric_cells(options: SymmetricOptions) -> list[Cell]:
     from conjoin.data import load_pairs, load_triplets
 
     more = options.distractors and load_pairs(options.distractors, streaming=options.streaming)
-    if not isinstance(options.data, str | Path):
-        return [triplet_cell("triplets", options.data, more, options.instruction)]
-    return [triplet_cell(Path(options.data).stem, load_triplets(options.data), more, options.instruction)]
+    is_file = isinstance(options.data, str | Path)
+    triplets = load_triplets(options.data) if is_file else options.data
+    return [triplet_cell(Path(options.data).stem if is_file else "triplets", triplets, more, options.instruction)]
 
 
 TASK = Task(
