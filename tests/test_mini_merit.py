@@ -61,8 +61,7 @@ def test_the_layout_is_the_published_one(mini):
     for split in SPLITS:
         assert {f"data/{split}-00000-of-00001.parquet", f"queries-{split}.json"} <= names
     table = datasets.Dataset.from_parquet(str(mini / "data/test-00000-of-00001.parquet"))
-    assert table.features == PRODUCT_FEATURES and isinstance(json.loads(table[0]["attribute"]), dict)
-    assert table[0]["image"].size == (144, 144)
+    assert table.features == PRODUCT_FEATURES and table[0]["image"].size == (144, 144)
     row = json.loads((mini / "queries-test.json").read_text().splitlines()[0])
     assert set(row) == {"query", "pos_candidate", "hard_negative", "query instruction"}
     assert all(isinstance(pid, int) for pid in row["pos_candidate"] + row["hard_negative"])
@@ -71,26 +70,22 @@ def test_the_layout_is_the_published_one(mini):
 
 def test_families_do_not_cross_splits(mini, read):
     names = {each.concept: each.text for each in emoji_concepts()}
-    splits = {text: each.split for each in emoji_concepts() for text in [names[each.base]]}
+    splits = {names[each.base]: each.split for each in emoji_concepts()}
     captions = read_captions(mini / "captions.jsonl")
     for split, (products, _) in read.items():
         found = {captions[pid].removeprefix("a drawing of ") for pid in products}
         assert {splits[text] for text in found if text in splits} == {split}
-    assert len({pid for products, _ in read.values() for pid in products}) == len(captions)
     drawings = [products.image(pid)["bytes"] for products, _ in read.values() for pid in products]
-    assert len(set(drawings)) == len(drawings)
+    assert len(set(drawings)) == len(drawings) == len(captions)
 
 
 def test_titles_are_in_five_languages_and_do_not_tell_the_skin_tone(read):
     products = list(read["test"][0].values())
     assert {product.language for product in products} == {"en", "es", "id", "de", "pt"}
-    indonesian = {each.text for each in emoji_concepts("id")}
-    assert all(product.title in indonesian for product in products if product.language == "id")
+    assert {p.title for p in products if p.language == "id"} <= {each.text for each in emoji_concepts("id")}
     assert not any("skin tone" in product.title for product in products)
-    assert any("skin tone" in product.attributes for product in products)
-    assert {"color", "drawing style", "skin tone", "gender", "subgroup"} <= {
-        name for product in products for name in product.attributes
-    }
+    named = {name for product in products for name in product.attributes}
+    assert {"color", "drawing style", "skin tone", "gender", "subgroup"} <= named
 
 
 def matches(product, attributes):
@@ -142,31 +137,25 @@ def test_it_is_the_same_every_time_and_another_with_another_seed(make, mini, tmp
     assert not first.startswith((other / "queries-test.json").read_bytes())
 
 
-def drawing(colour, outline="black"):
-    image = Image.new("RGB", (144, 144), "white")
-    ImageDraw.Draw(image).ellipse((20, 20, 120, 120), fill=colour, outline=outline, width=6)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize(
-    ("colours", "name"),
+    ("colour", "outline", "name"),
     [
-        ([(220, 40, 50)], "red"),
-        ([(60, 140, 230)], "blue"),
-        ([(0, 40, 120)], "blue"),
-        (["black"], "black"),
-        (["white", "white"], "white"),
+        ((220, 40, 50), "black", "red"),
+        ((60, 140, 230), "black", "blue"),
+        ((0, 40, 120), "black", "blue"),
+        ("black", "black", "black"),
+        ("white", "white", "white"),
     ],
 )
-def test_dominant_colours(colours, name):
-    assert dominant_colour(drawing(*colours)) == name
+def test_dominant_colours(colour, outline, name):
+    image, buffer = Image.new("RGB", (144, 144), "white"), io.BytesIO()
+    ImageDraw.Draw(image).ellipse((20, 20, 120, 120), fill=colour, outline=outline, width=6)
+    image.save(buffer, "PNG")
+    assert dominant_colour(buffer.getvalue()) == name
 
 
 def test_classes():
     found = {each.text: class_of(each) for each in emoji_concepts()}
     names = {"dog": "animal", "pizza": "food", "tulip": "plant", "bus": "transport", "violin": "instrument"}
     names |= {"keycap 1": "symbol", "grinning face": "face", "woman farmer": "person", "key": "object"}
-    assert {name: found[name] for name in names if name in found} == {k: v for k, v in names.items() if k in found}
-    assert len(names.keys() & found.keys()) >= 8
+    assert names.items() <= found.items()
