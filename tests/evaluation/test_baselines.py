@@ -20,17 +20,9 @@ from tiny_letters import count_letters_and_red, letters_encoder
 
 
 def items(name, count, shift=0):
-    return Rows(
-        name,
-        [
-            {
-                "id": f"{name}{n}",
-                "image": Image.new("RGB", (5, 5), (n * 40, shift, 9)),
-                "text": f"thing {n * 7 + shift}",
-            }
-            for n in range(count)
-        ],
-    )
+    pictures = [Image.new("RGB", (5, 5), (n * 40, shift, 9)) for n in range(count)]
+    rows = [{"id": f"{name}{n}", "image": image, "text": f"thing {n * 7 + shift}"} for n, image in enumerate(pictures)]
+    return Rows(name, rows)
 
 
 def scores_of(encoder, tmp_path, options):
@@ -46,10 +38,8 @@ def test_a_table_of_views_of_the_tasks_that_have_them(tmp_path):
     encoder = tiny_encoder()
     scores = scores_of(encoder, tmp_path, EvaluateOptions(baselines=True))
     table = baseline_table(scores)
-    assert [row[:4] for row in table.rows] == [
-        ["both", label, 4, 6]
-        for label in ("this model", "text alone", "picture alone", "sum of views", "random order")
-    ]
+    labels = ("this model", "text alone", "picture alone", "sum of views", "random order")
+    assert [row[:4] for row in table.rows] == [["both", label, 4, 6] for label in labels]
     queries, corpus = items("q", 4, 3).rows, items("c", 6).rows
     vectors = {
         part: [encoder.encode([row[part] for row in rows]) for rows in (queries, corpus)] for part in ("text", "image")

@@ -4,7 +4,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from conjoin.evaluation import (
     best_ranks,
@@ -31,11 +30,8 @@ def test_hand_computed():
     assert recall_at_k(RANKED, RELEVANT, 3) == pytest.approx((2 / 3 + 1 + 0) / 3)
     assert mrr_at_k(RANKED, RELEVANT, 1) == pytest.approx(1 / 3)
     assert mrr_at_k(RANKED, RELEVANT, 3) == pytest.approx((1 / 2 + 1 + 0) / 3)
-
-
-def test_k_beyond_the_ranking_counts_what_was_not_returned_as_missed():
-    assert recall_at_k([["a"]], [{"a", "b"}], 100) == 0.5
-    assert hit_rate_at_k([[]], [{"a"}], 5) == 0.0
+    # what is beyond the ranking was not returned, and is missed
+    assert recall_at_k([["a"]], [{"a", "b"}], 100) == 0.5 and hit_rate_at_k([[]], [{"a"}], 5) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -140,12 +136,6 @@ def test_bootstrap_of_several_seeds_resamples_seeds_and_queries():
     assert bootstrap_ci(values[:1]) == bootstrap_ci(values[0])
 
 
-def test_bootstrap_of_a_share_is_the_binomial_interval():
-    hits = np.arange(214) < 185
-    expected = stats.binom(214, 185 / 214).ppf((0.025, 0.975)) / 214
-    assert bootstrap_ci(hits) == pytest.approx(expected, abs=1 / 214 + 1e-9)
-
-
 def test_chance_equals_counting_every_order():
     size = 7
     for relevant in (1, 2, 3):
@@ -155,9 +145,8 @@ def test_chance_equals_counting_every_order():
             mrr = np.mean([1 / best if best <= k else 0 for best in placements])
             assert chance_hit_rate(relevant, size, k) == pytest.approx(hits)
             assert chance_mrr(relevant, size, k) == pytest.approx(mrr)
-    assert chance_hit_rate([1, 3], size, 2) == pytest.approx(
-        (chance_hit_rate(1, size, 2) + chance_hit_rate(3, size, 2)) / 2
-    )
+    each = [chance_hit_rate(relevant, size, 2) for relevant in (1, 3)]
+    assert chance_hit_rate([1, 3], size, 2) == pytest.approx(sum(each) / 2)
     assert chance_hit_rate(1, 370, 10) == pytest.approx(10 / 370)
     assert chance_hit_rate([1, 2], [4, 10], 1) == pytest.approx((1 / 4 + 2 / 10) / 2)  # galleries of their own
 
@@ -165,12 +154,6 @@ def test_chance_equals_counting_every_order():
 def naive_rank(scores, relevant):
     best = max(s for s, r in zip(scores, relevant, strict=True) if r)
     return 1 + sum(s >= best for s, r in zip(scores, relevant, strict=True) if not r)
-
-
-def test_rank_by_hand():
-    scores = torch.tensor([[0.9, 0.5, 0.1], [0.5, 0.5, 0.5], [0.2, 0.8, 0.8], [1.0, 2.0, 3.0]])
-    relevant = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [1, 0, 1]]).bool()
-    assert rank_of_relevant(scores, relevant).tolist() == [1, 3, 2, 1]
 
 
 @pytest.fixture(params=[1, 100, 2**24])

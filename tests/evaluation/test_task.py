@@ -46,16 +46,8 @@ def test_candidates_and_exclusion(encoder, tmp_path):
         "without": Cell("without", QUERIES, CORPUS, right, excluded={"q1": ["c1", "d1"]}),
     }
     found = dict(zip(cells, evaluate_cells(encoder, list(cells.values()), tmp_path), strict=True))
-    assert {name: scores.ranks.tolist() for name, scores in found.items()} == {
-        "part": [1],
-        "own": [2, 1],
-        "without": [1],
-    }
-    assert {name: scores.sizes.tolist() for name, scores in found.items()} == {
-        "part": [2],
-        "own": [3, 2],
-        "without": [3],
-    }
+    expected = {"part": ([1], [2]), "own": ([2, 1], [3, 2]), "without": ([1], [3])}
+    assert {name: (each.ranks.tolist(), each.sizes.tolist()) for name, each in found.items()} == expected
     assert found["own"].results.ids[0] == ["d1", "c2", "c3"]
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from conjoin.evaluation import EvaluateOptions, evaluate, format_results
+from conjoin.evaluation import EvaluateOptions, evaluate, format_results, read_qrels
 from tiny_letters import letters_encoder
 from tiny_runs import read_run
 
@@ -118,36 +118,38 @@ def test_judgements_of_candidates_that_the_pool_lacks_are_counted(root, tmp_path
     assert "such as '6:90' of query '2:1'" in caplog.text
 
 
-def change_pool(root, words):
-    write(root, "cand_pool/global/mbeir_union_test_cand_pool.jsonl", candidates(words))
-
-
 @pytest.mark.parametrize(
-    ("which", "change", "error", "message"),
+    ("which", "error", "message"),
     [
-        (
-            {},
-            lambda root: write_cell(root, CELL, {"a": ["2:90"]}),
-            ValueError,
-            "query '2:1' of local/webqa_task1: none of",
-        ),
-        (
-            {},
-            lambda root: change_pool(root, "abcdefghijklmnopq"),
-            ValueError,
-            "'2:18' of the local pool of webqa_task1",
-        ),
-        ({"cells": ["cirr_task7"]}, None, FileNotFoundError, r"mbeir_cirr_task7_test\.jsonl"),
-        ({"pools": ["any"]}, None, ValueError, r"unknown pools \['any'\]"),
-        ({"pools": []}, None, ValueError, "there are no cells to evaluate"),
-        ({"cells": ["webqa"]}, None, ValueError, "unknown M-BEIR cell 'webqa'"),
-        ({"data": "elsewhere"}, None, FileNotFoundError, "elsewhere"),
+        ({"cells": ["cirr_task7"]}, FileNotFoundError, r"mbeir_cirr_task7_test\.jsonl"),
+        ({"pools": ["any"]}, ValueError, r"unknown pools \['any'\]"),
+        ({"pools": []}, ValueError, "there are no cells to evaluate"),
+        ({"cells": ["webqa"]}, ValueError, "unknown M-BEIR cell 'webqa'"),
+        ({"data": "elsewhere"}, FileNotFoundError, "elsewhere"),
+        ("no answer", ValueError, "query '2:1' of local/webqa_task1: none of"),
+        ("global pool", ValueError, "'2:18' of the local pool of webqa_task1"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_encoded(root, tmp_path, which, change, error, message):
-    if change:
-        change(root)
-    model = letters_encoder()
+def test_mistakes_are_named_before_anything_is_encoded(root, tmp_path, which, error, message):
+    if which == "no answer":
+        write_cell(root, CELL, {"a": ["2:90"]})
+    if which == "global pool":
+        write(root, "cand_pool/global/mbeir_union_test_cand_pool.jsonl", candidates("abcdefghijklmnopq"))
+    model, asked = letters_encoder(), which if isinstance(which, dict) else {}
     with pytest.raises(error, match=message):
-        evaluate(model, "mbeir", tmp_path, **{"data": str(root), "cells": [CELL], "instructions": False} | which)
+        evaluate(model, "mbeir", tmp_path, **{"data": str(root), "cells": [CELL], "instructions": False} | asked)
     assert model.model.rows == 0
+
+
+@pytest.mark.parametrize("task", ["", " 8"])
+def test_qrels_of_four_and_of_five_columns(tmp_path, task):
+    rows = ("9:1 0 9:10 1", "9:1 0 9:11 2", "", "9:2 0 9:12 1", "9:2 0 9:13 0", "9:3 0 9:10 0")  # 0 is dropped
+    write(tmp_path, "qrels.txt", [f"{row}{row and task}" for row in rows])
+    assert read_qrels(tmp_path / "qrels.txt") == {"9:1": {"9:10": 1, "9:11": 2}, "9:2": {"9:12": 1}}
+
+
+@pytest.mark.parametrize("bad", ["q 0 b", "q 0 b yes"])
+def test_bad_qrels(tmp_path, bad):
+    write(tmp_path, "qrels.txt", ["q 0 a 1", bad])
+    with pytest.raises(ValueError, match=rf"qrels.txt, line 2: expected 'qid 0 docid rel \[task\]', got '{bad}'"):
+        read_qrels(tmp_path / "qrels.txt")

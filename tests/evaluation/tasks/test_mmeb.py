@@ -13,36 +13,29 @@ def run(encoder, folder, tmp_path, **which):
     return evaluate(encoder, "mmeb", tmp_path / "out", EvaluateOptions(baselines=False), data=str(folder), **which)
 
 
+def row(query, query_image, targets, images=None):
+    columns = {"qry_text": query, "qry_img_path": query_image, "tgt_text": targets}
+    return columns | {"tgt_img_path": images or [""] * len(targets)}
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
 @pytest.fixture
 def folder(tmp_path, pictures):
     """A subset as JSON lines with images, and one as Parquet of texts."""
-    tmp_path = tmp_path / "mmeb"
-    tmp_path.mkdir()
+    folder = tmp_path / "mmeb"
+    (folder / "Read").mkdir(parents=True)
     for number, picture in enumerate(pictures):
-        picture.save(tmp_path / f"p{number}.png")
+        picture.save(folder / f"p{number}.png")
     words = ["alpha", "beta", "gamma", "delta"]
-    seen = [
-        {
-            "qry_text": f"<|image_1|> Find what it is: {words[row]}",
-            "qry_img_path": f"p{row}.png",
-            "tgt_text": [words[row], *(word for word in words if word != words[row])],
-            "tgt_img_path": ["", "", "", ""],
-        }
-        for row in range(4)
-    ]
-    (tmp_path / "Seen.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seen))
-    read = [
-        {
-            "qry_text": "alpha",
-            "qry_img_path": "",
-            "tgt_text": ["<|image_1|>\n", "beta"],
-            "tgt_img_path": ["p1.png", ""],
-        },
-        {"qry_text": "beta", "qry_img_path": "", "tgt_text": ["beta", "alpha"], "tgt_img_path": ["", ""]},
-    ]
-    (tmp_path / "Read").mkdir()
-    datasets.Dataset.from_list(read).to_parquet(str(tmp_path / "Read/test-00000-of-00001.parquet"))
-    return tmp_path
+    asked = [(f"<|image_1|> Find what it is: {word}", f"p{n}.png") for n, word in enumerate(words)]
+    others = [[word, *(other for other in words if other != word)] for word in words]
+    write(folder / "Seen.jsonl", *(row(*query, targets) for query, targets in zip(asked, others, strict=True)))
+    read = [row("alpha", "", ["<|image_1|>\n", "beta"], ["p1.png", ""]), row("beta", "", ["beta", "alpha"])]
+    datasets.Dataset.from_list(read).to_parquet(str(folder / "Read/test-00000-of-00001.parquet"))
+    return folder
 
 
 def test_precision_equals_a_naive_loop(folder, tmp_path):
@@ -50,10 +43,10 @@ def test_precision_equals_a_naive_loop(folder, tmp_path):
     results = run(encoder, folder, tmp_path)
     expected = []
     for line in (folder / "Seen.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        text = row["qry_text"].replace("<|image_1|>", "").strip()
-        query = encoder.encode([{"text": text, "image": str(folder / row["qry_img_path"])}])[0].astype(np.float64)
-        scores = [float(vector.astype(np.float64) @ query) for vector in encoder.encode(row["tgt_text"])]
+        seen = json.loads(line)
+        text = seen["qry_text"].replace("<|image_1|>", "").strip()
+        query = encoder.encode([{"text": text, "image": str(folder / seen["qry_img_path"])}])[0].astype(np.float64)
+        scores = [float(vector.astype(np.float64) @ query) for vector in encoder.encode(seen["tgt_text"])]
         expected.append(scores[0] > max(scores[1:]) + 1e-6)
     assert {score.name: score.queries for score in results.scores} == {"Seen": 4, "Read": 2}
     seen, read = (results.metrics(name)["hit_rate@1"] for name in ("Seen", "Read"))
@@ -62,14 +55,14 @@ def test_precision_equals_a_naive_loop(folder, tmp_path):
     (headline,) = results.headline
     assert headline.label == "average, Scores, R@1"
     assert headline.metric.value == pytest.approx((seen.value + read.value) / 2)
-    rows = [(row[0], row[1]) for row in results.tables[0].rows]
+    rows = [tuple(each[:2]) for each in results.tables[0].rows]
     assert rows == [("Seen", "image+text → text"), ("Read", "text → several"), ("average", ""), ("random order", "")]
 
 
 def test_each_pair_of_modalities_has_an_average(folder, tmp_path):
     (folder / "Twice.jsonl").write_text((folder / "Seen.jsonl").read_text())
     (table,) = run(tiny_encoder(), folder, tmp_path).tables
-    assert [row[0] for row in table.rows][:3] == ["Seen", "Twice", "average, image+text → text"]
+    assert [each[0] for each in table.rows][:3] == ["Seen", "Twice", "average, image+text → text"]
     assert table.rows[2][-1].value == table.rows[0][-1].value == table.rows[1][-1].value
 
 
@@ -78,8 +71,7 @@ def test_each_pair_of_modalities_has_an_average(folder, tmp_path):
     [("x", ["ab", "ba"], 0), ("ab", ["ab", "zz", "ab"], 1)],  # the same bytes; the right one twice
 )
 def test_a_tie_is_a_failure(folder, tmp_path, query, targets, value):
-    row = {"qry_text": query, "qry_img_path": "", "tgt_text": targets, "tgt_img_path": [""] * len(targets)}
-    (folder / "Tie.jsonl").write_text(json.dumps(row) + "\n")
+    write(folder / "Tie.jsonl", row(query, "", targets))
     assert run(tiny_encoder(), folder, tmp_path, subsets=["Tie"]).headline[0].metric.value == value
 
 
@@ -95,8 +87,8 @@ def test_a_tie_is_a_failure(folder, tmp_path, query, targets, value):
     ],
 )
 def test_a_malformed_row_is_named(folder, tmp_path, change, error, message):
-    row = json.loads((folder / "Seen.jsonl").read_text().splitlines()[0])
-    (folder / "Seen.jsonl").write_text(json.dumps(row | change) + "\n")
+    first = json.loads((folder / "Seen.jsonl").read_text().splitlines()[0])
+    write(folder / "Seen.jsonl", first | change)
     with pytest.raises(error, match=message):
         run(tiny_encoder(), folder, tmp_path, subsets=["Seen"])
 

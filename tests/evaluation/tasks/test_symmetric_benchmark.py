@@ -46,9 +46,7 @@ def rows(tmp_path, random):
         if number % 4 == 2:
             row["positive_text"] = row["query_text"] + " ok"
         rows.append(row)
-    rows[0] |= {
-        f"variant_{part}": rows[0][f"negative_{part}"] for part in ("image", "text")
-    }  # it loses by its variant
+    rows[0] |= {f"variant_{part}": rows[0][f"negative_{part}"] for part in ("image", "text")}  # it loses by this
     return rows
 
 
