@@ -64,18 +64,19 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
     unknown = [name for name in options.subset or () if name not in names]
     if unknown:
         raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
-    held = {query.id: ood_subsets(query, products, values) for query in queries}
-    subsets = {name: [id_ for id_, own in held.items() if name in own] for name in options.subset or names}
-    wanted = set(options.subset or names)
-    kept = [query for query in queries if options.subset is None or not wanted.isdisjoint(held[query.id])]
+    subsets: dict[str, list[str]] = {name: [] for name in options.subset or names}
+    for query in queries:
+        for name in subsets.keys() & ood_subsets(query, products, values):
+            subsets[name].append(query.id)
+    chosen = set().union(*subsets.values())
+    kept = [query for query in queries if options.subset is None or query.id in chosen]
 
     languages: dict[str, list[str]] = {}
     for query in kept:
         named = {products[pid].language for pid in (*query.products, *query.positives)}
         languages.setdefault(named.pop() if len(named) == 1 else "several", []).append(query.id)
-    groups = {
-        "language": {name: languages[name] for name in sorted(languages, key=lambda name: (name == "several", name))}
-    }
+    in_order = sorted(languages.items(), key=lambda each: (each[0] == "several", each[0]))
+    groups = {"language": dict(in_order)}
     if any(subsets.values()):  # a catalogue of the user's own has none
         groups["subset"] = subsets
     folder = "-".join([options.split, *(f"without-{part}" for part in PARTS if part in without)])
