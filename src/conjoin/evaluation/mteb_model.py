@@ -74,7 +74,8 @@ class MtebModel(AbsEncoder):
         rows: list[np.ndarray] = []
         for batch in inputs:
             columns = [name for name in ("image", "text") if name in batch]  # as in training data and M-BEIR
-            items, names = [], []
+            items: list[dict[str, Any]] = []
+            names: list[str] = []
             for parts in zip(*(batch[name] for name in columns), strict=True):
                 item = {name: part for name, part in zip(columns, parts, strict=True) if part is not None}
                 if "image" in item and not str(item.get("text", "")).strip():
