@@ -13,16 +13,7 @@ from emoji_edits import Edit, find_edits
 from made import check_queries, is_made, write_settings
 
 from conjoin.data.emoji.sample import EmojiConcept, emoji_concepts, load_emoji
-from conjoin.data.mbeir import (
-    MBEIR_CELLS,
-    MBEIR_DATASETS,
-    MBEIR_TASKS,
-    MBEIR_TITLES,
-    MbeirCell,
-    instructions_file,
-    qrels_file,
-    query_file,
-)
+from conjoin.data.mbeir import MBEIR_CELLS, MBEIR_DATASETS, MbeirCell, instructions_file, qrels_file, query_file
 from conjoin.storage import atomic_path, publish_folder
 
 MARKER = "mini_mbeir.json"
@@ -30,6 +21,7 @@ SPLITS = {"train": "train", "val": "validation", "test": "test"}
 """M-BEIR's name of a split and the sample's."""
 
 _VERSION = 1
+_TITLES = "VisualNews Fashion200K WebQA EDIS NIGHTS OVEN InfoSeek FashionIQ CIRR MSCOCO".split()
 _SPLIT_POOLS = ("mscoco",)  # as published, this dataset has a local pool for each split
 _WITH_NEGATIVES = ("webqa", "edis", "oven", "infoseek", "cirr")
 _STYLES = ("twemoji", "openmoji")
@@ -266,15 +258,10 @@ _PROMPTS = {
 
 def _write_instructions(folder: Path) -> None:
     header = ["query_modality", "cand_modality", "dataset_name", "dataset_id", *(f"prompt_{n}" for n in range(1, 5))]
-    rows = [
-        [
-            *MBEIR_TASKS[cell.task],
-            MBEIR_TITLES[cell.dataset],
-            str(MBEIR_DATASETS.index(cell.dataset)),
-            *_PROMPTS[cell.task],
-        ]
-        for cell in sorted(MBEIR_CELLS, key=lambda cell: (MBEIR_DATASETS.index(cell.dataset), cell.task))
-    ]
+    rows = []
+    for cell in sorted(MBEIR_CELLS, key=lambda cell: (MBEIR_DATASETS.index(cell.dataset), cell.task)):
+        number = MBEIR_DATASETS.index(cell.dataset)
+        rows.append([cell.query_modality, cell.target_modality, _TITLES[number], str(number), *_PROMPTS[cell.task]])
     _write_lines(instructions_file(folder), ("\t".join(row) for row in [header, *rows]))
 
 

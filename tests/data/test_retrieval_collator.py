@@ -12,33 +12,15 @@ def processor(items, *, instruction=None, ids=None):
 
 @pytest.fixture
 def rows():
-    first = {
-        "id": "0:1",
-        "query": {"image": "a.png", "text": "a cat.png"},
-        "instruction": "Find it.",
-        "positive": {"text": "cat"},
-        "positive_id": "0:7",
-        "negatives": [{"image": "b.png", "text": None}, {"text": "dog"}],
-        "negative_ids": ["0:8", "0:9"],
-        "target_modality": "text",
-        "negative_modalities": ["image", "text"],
-    }
-    second = {
-        "id": "0:2",
-        "query": {"image": "c.png"},
-        "instruction": "Match it.",
-        "positive": {"image": "d.png", "text": "both"},
-        "positive_id": "0:8",
-        "negatives": [],
-        "negative_ids": [],
-        "target_modality": "image,text",
-        "negative_modalities": [],
-    }
-    return [first, second]
+    first = {"id": "0:1", "query": {"image": "a.png", "text": "a cat.png"}, "instruction": "Find it."}
+    first |= {"positive": {"text": "cat"}, "positive_id": "0:7", "target_modality": "text"}
+    first |= {"negatives": [{"image": "b.png", "text": None}, {"text": "dog"}], "negative_ids": ["0:8", "0:9"]}
+    second = {"id": "0:2", "query": {"image": "c.png"}, "instruction": None, "negatives": [], "negative_ids": []}
+    second |= {"positive": {"image": "d.png", "text": "both"}, "positive_id": "0:8", "target_modality": "image,text"}
+    return [first | {"negative_modalities": ["image", "text"]}, second | {"negative_modalities": []}]
 
 
 def test_parts_and_their_names(rows):
-    rows[1]["instruction"] = None
     batch = RetrievalCollator(processor)(rows)
     assert batch["queries"]["items"] == [{"image": "a.png", "text": "a cat.png"}, {"image": "c.png"}]
     assert batch["positives"]["items"] == [{"text": "cat"}, {"image": "d.png", "text": "both"}]
