@@ -100,9 +100,7 @@ def test_string_ids_and_one_split(tmp_path):
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=0.5)
     out = compose_queries(catalogue, tmp_path / "out", settings)
-    assert sorted(file.name for file in out.iterdir()) == [
-        "composition.json", "data", "queries-train.json",
-    ]  # fmt: skip
+    assert {file.name for file in out.iterdir()} == {"composition.json", "data", "queries-train.json"}
     assert all(query.positives[0].startswith("p-") for query in merit_queries(out, MeritProducts(out, "train")))
 
 
@@ -129,9 +127,7 @@ def test_fewer_queries_than_wanted_is_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         out = compose_queries(catalogue, tmp_path / "out", settings)
     asked = [json.dumps(query["query"], sort_keys=True) for query in read(out)]
-    assert (
-        f"train: {len(asked)} of 10000 queries; draws failed by: " in caplog.text and "drawn before (" in caplog.text
-    )
+    assert re.search(rf"train: {len(asked)} of 10000 queries; draws failed by: .*drawn before \(", caplog.text)
     assert len(set(asked)) == len(asked) > 0
 
 
@@ -150,9 +146,7 @@ def test_titles_are_judged_by_rule(tmp_path):
     settings = CompositionSettings(queries=10, test_share=0.0, max_positive_share=0.3)
     rows = read(compose_queries(catalogue, tmp_path / "out", settings, judges=judges))
     asked = {name for row in rows for condition in row["query"].values() for name in condition}
-    assert asked == {"color", "material"}, (
-        "the title says the material, the picture shows the colour, nothing the style"
-    )
+    assert asked == {"color", "material"}, "the title says the material, the picture the colour, nothing the style"
     with pytest.raises(KeyError, match="accuracy"):
         judge_by_titles("accuracy", ["color"])
 
@@ -239,9 +233,8 @@ def test_cold_start_needs_products_and_similarity(path, tmp_path):
     }
     for attribute, message in cases.items():
         with pytest.raises(ValueError, match=message):
-            compose_queries(
-                read_catalogue(path, attributes=["color", attribute]), tmp_path / "a", settings, cold_start=str
-            )
+            catalogue = read_catalogue(path, attributes=["color", attribute])
+            compose_queries(catalogue, tmp_path / "a", settings, cold_start=str)
 
 
 # templates
@@ -258,14 +251,8 @@ def test_a_template_of_ones_own(tmp_path):
     (tmp_path / "xx.json").write_text(json.dumps(template(attributes={"color": "C"})))
     rows = [row | {"title": "a {b}"} for row in products(60)]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
-    settings = CompositionSettings(
-        queries=5,
-        test_share=0.0,
-        max_positive_share=1.0,
-        languages=("xx",),
-        conditions={3: 1.0},
-        templates=(str(tmp_path / "xx.json"),),
-    )
+    templates = {"languages": ("xx",), "templates": (str(tmp_path / "xx.json"),)}
+    settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=1.0, conditions={3: 1.0}, **templates)
     for row in read(compose_queries(catalogue, tmp_path / "out", settings)):
         names = ["C" if name == "color" else name for condition in row["query"].values() for name in condition]
         parts = [f"{name}=<Product {n}> <image>\na {{b}} </Product {n}>" for n, name in enumerate(names, start=1)]
@@ -273,14 +260,11 @@ def test_a_template_of_ones_own(tmp_path):
         assert row["query instruction"] in (conditions, f"shoes: {conditions}", f"bags: {conditions}")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(template(requests=[]), "xx.json' is no template"), ({"language": "xx"}, "KeyError")]
-)
-def test_a_malformed_template_is_named(tmp_path, content, message):
-    (tmp_path / "xx.json").write_bytes(json.dumps(content).encode())
-    with pytest.raises(ValueError, match=message) as caught:
+@pytest.mark.parametrize(("content", "reason"), [(template(requests=[]), "Error"), ({"language": "xx"}, "KeyError")])
+def test_a_malformed_template_is_named(tmp_path, content, reason):
+    (tmp_path / "xx.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"xx.json' is no template: .*{reason}"):
         load_templates(["en"], [tmp_path / "xx.json"])
-    assert "xx.json" in str(caught.value)
     with pytest.raises(FileNotFoundError, match=r"yy.json"):
         load_templates(["en"], [tmp_path / "yy.json"])
 

@@ -93,7 +93,7 @@ def construct_symmetric(
         raise ValueError(f"none of {len(records)} items gave a candidate; why, is in {str(folder / 'items')!r}")
     path = folder / "candidates.jsonl"
     write_text(path, "".join(json.dumps(triplet, ensure_ascii=False) + "\n" for triplet in candidates))
-    write_review_sheet(path, folder / "review.html")
+    _write_review_sheet(path, candidates)
     return path
 
 
@@ -170,34 +170,22 @@ def _save_picture(path: Path, picture: Image.Image) -> None:
     load_image(picture).save(path)  # its record follows
 
 
-def write_review_sheet(candidates: str | Path, out: str | Path) -> Path:
-    """Write a self-contained page with inline pictures, which sends no data.
+def _write_review_sheet(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a self-contained page with inline pictures, which sends no data, beside the file of the candidates.
 
     Texts can be edited on the page. Decisions survive a reload if the browser keeps local data. The button saves the
-    accepted rows with all their fields. Save them into the folder of the candidates' file, because image paths are
-    relative to it.
-
-    Args:
-        candidates: Triplets in JSON lines, as `load_triplets` reads them, with images beside the file.
-        out: Path of the page.
-
-    Raises:
-        FileNotFoundError: The file or a listed image does not exist.
-        ValueError: A line is not JSON, or a picture cannot be read.
+    accepted rows with all their fields. Save them into the same folder, because image paths are relative to it.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    candidates, out = Path(candidates), Path(out)
-    rows = [json.loads(line) for line in candidates.read_text(encoding="utf-8").split("\n") if line]
     pictures = {}
-    for number, row in enumerate(rows, start=1):
-        for name in (row[f"{role}_image"] for role in _ROLES if row.get(f"{role}_image") is not None):
-            small = load_image(candidates.parent / name, f"line {number}").copy()
+    for row in rows:
+        for name in (row[f"{role}_image"] for role in _ROLES if f"{role}_image" in row):
+            small = load_image(path.parent / name, f"item {row['id']!r}").copy()
             small.thumbnail((320, 320), Image.Resampling.LANCZOS)
             small.save(buffer := io.BytesIO(), "jpeg", quality=85)
             pictures[name] = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     loader = PackageLoader("conjoin.data.make.construction", ".")
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_SHEET)
-    key, data = hashlib.sha256(candidates.read_bytes()).hexdigest()[:16], {"rows": rows, "pictures": pictures}
-    out.write_text(template.render(title=candidates.name, key=key, roles=_ROLES, data=data), encoding="utf-8")
-    return out
+    key, data = hashlib.sha256(path.read_bytes()).hexdigest()[:16], {"rows": rows, "pictures": pictures}
+    write_text(path.with_name("review.html"), template.render(title=path.name, key=key, roles=_ROLES, data=data))
