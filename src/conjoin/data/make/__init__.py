@@ -1,1 +1,1 @@
-"""Generators of data: query composition, symmetric construction, the mini data sets."""
+"""Generators of data: query composition and symmetric construction."""
