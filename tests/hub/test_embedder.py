@@ -287,16 +287,6 @@ def test_a_pruned_embedder_is_an_embedder(items, tmp_path):
     assert np.array_equal(embed(again, reader, items), found)
 
 
-@pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_5_vl"])
-def test_our_own_stock_exports_are_embedders(name, items, retriever, tmp_path):
-    """Also of [RET] and the prompt of PUMA: nothing but the files says how to embed."""
-    model, processor = retriever(name, 2)
-    export_stock(model, processor, tmp_path)
-    for told in (None, INSTRUCTION):
-        found = embed(*load_model(tmp_path), items, instruction=told)
-        assert far(found, embed(model, processor, items, instruction=told)) <= 1e-5
-
-
 def test_an_unknown_preset_is_refused(tmp_path):
     with pytest.raises(ValueError, match="gme_qwen2_vl"):
         load_embedder(tmp_path, preset="gme")
@@ -309,5 +299,3 @@ def test_gme_is_saved_with_its_code(pictures, tmp_path):
     save_model(model, processor, tmp_path / "saved")
     items = [item for item, *_ in kinds(pictures).values()]
     assert np.array_equal(embed(*load_model(tmp_path / "saved"), items), embed(model, processor, items))
-    with pytest.raises(ValueError, match="gives pictures three-dimensional positions, so other vectors"):
-        export_stock(model, processor, tmp_path / "stock")
