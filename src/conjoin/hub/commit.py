@@ -66,7 +66,7 @@ def push(
     Args:
         upload: The files.
         public: Whether everybody may see them.
-        replace: Allow that the repository holds another model (other weights), dataset, metric or search page; its
+        replace: Allow that the repository holds another model, dataset, metric or search page; its
             files that are not among the new ones are deleted in the same commit.
         revision: The branch; `main` when None. One that does not exist is made from `main`, without the files of such
             an upload there.
