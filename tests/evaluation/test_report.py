@@ -117,18 +117,14 @@ def test_what_a_reader_finds(results, tmp_path):
         ({"titel": "x"}, "titel\n  Unexpected keyword argument"),
         (
             {"headline": [{"label": "x", "metric": {"value": None}}]},
-            "headline.0.metric.value\n  Input should be a valid num",
+            "headline.0.metric.value\n  Input should be a valid",
         ),
     ],
 )
 def test_malformed_results(results, tmp_path, change, message):
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(dataclasses.asdict(results) | change))
+    (tmp_path / "results.json").write_text(json.dumps(dataclasses.asdict(results) | change))
     with pytest.raises(ValueError, match=message):
-        Results.load(path)
-    path.write_text("{")
-    with pytest.raises(ValueError, match="Invalid JSON"):
-        Results.load(path)
+        Results.load(tmp_path / "results.json")
 
 
 def test_nan_is_not_written(results, tmp_path):
@@ -160,17 +156,11 @@ def test_all_images_of_an_item_are_shown(results, tmp_path):
     assert [shown.count(image) for image in query.images] == [1, 1] and "like [1] but [2]" in shown
 
 
-@pytest.mark.parametrize(
-    ("model", "title"),
-    [
-        ({}, "Captions"),
-        ({"name": "/home/runs/demo/model"}, "Captions · demo/model"),
-        ({"name": "owner/name"}, "Captions · owner/name"),
-    ],
-)
-def test_the_title_names_the_model(tmp_path, model, title):
-    page = render(Results("Captions", "", 0, model=model), tmp_path)
-    assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
+@pytest.mark.parametrize(("name", "shown"), [("/home/runs/demo/model", "demo/model"), ("owner/name", "owner/name")])
+def test_the_title_names_the_model(tmp_path, name, shown):
+    page = render(Results("Captions", "", 0, model={"name": name}), tmp_path)
+    assert f"<title>Captions · {shown}</title>" in page and f"<h1>Captions · {shown}</h1>" in page
+    assert "<h1>Captions</h1>" in render(Results("Captions", "", 0), tmp_path)
 
 
 def test_a_table_of_scores_has_averages_and_chance():

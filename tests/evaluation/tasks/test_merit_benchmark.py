@@ -50,16 +50,9 @@ QUERIES = [
 def root(tmp_path):
     rows = []
     for pid, title in TITLES.items():
-        image, kind = {"bytes": png((int(pid) * 9, 90, 200)), "path": None}, "table" if pid == "8" else "cloth"
-        row = {
-            "idx": pid,
-            "image": image,
-            "title": title,
-            "class": kind,
-            "country": "SG",
-            "attribute": '{"brand": "x"}',
-        }
-        rows.append(row | {"language": LANGUAGES.get(pid, "en")})
+        row = {"idx": pid, "title": title, "country": "SG", "attribute": '{"brand": "x"}'}
+        row |= {"image": {"bytes": png((int(pid) * 9, 90, 200)), "path": None}, "language": LANGUAGES.get(pid, "en")}
+        rows.append(row | {"class": "table" if pid == "8" else "cloth"})
     root = tmp_path / "merit"
     write_products(root, rows)
     write_queries(root, QUERIES)
