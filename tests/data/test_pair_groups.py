@@ -113,9 +113,7 @@ def test_a_row_without_a_group_is_not_of_the_group_that_its_id_names():
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("texts", "problem"), [([], "the list of texts is empty"), (["a", " "], "empty or only white")]
-)
+@pytest.mark.parametrize(("texts", "problem"), [([], "the text is missing"), (["a", " "], "empty or only white")])
 def test_lists_of_captions_that_cannot_be_used(image_folder, streaming, texts, problem):
     rows = [{"image": "red.png", "text": ["a", "b"]}, {"image": "blue.png", "text": texts}]
     table = write(image_folder / "a.jsonl", rows)

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,31 +24,18 @@ ENCODING = "CONJOIN_ENCODING"
 _ROWS_AT_ONCE = 10_000
 
 
-@dataclass
-class CsvConfig(datasets.BuilderConfig):
-    """A CSV file; `datasets` keeps what it read for each file, its time and these values."""
-
-    encoding: str = ""
-
-
 class CsvTable(datasets.ArrowBasedBuilder):
     """A CSV file as a dataset of texts."""
 
-    BUILDER_CONFIG_CLASS = CsvConfig
-
-    @property
-    def _path(self) -> Path:
-        return Path(self.config.data_files["train"][0])
-
     def _info(self) -> datasets.DatasetInfo:
-        _, names = next(csv_rows(self._path))
+        _, names = next(csv_rows(Path(self.config.data_files["train"][0])))
         return datasets.DatasetInfo(features=datasets.Features({name: datasets.Value("string") for name in names}))
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": [self._path]})]
+        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": self.config.data_files["train"]})]
 
-    def _generate_tables(self, paths: list[Path]) -> Iterator[tuple[int, pa.Table]]:
-        rows = csv_rows(paths[0])
+    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
+        rows = csv_rows(Path(paths[0]))
         _, names = next(rows)
         while block := [[cell or None for cell in row] for _, row in itertools.islice(rows, _ROWS_AT_ONCE)]:
             yield 0, pa.table([pa.array(column, pa.string()) for column in zip(*block, strict=True)], names)
@@ -61,7 +47,8 @@ def open_csv(path: Path) -> CsvTable:
     Raises:
         ValueError: The file is not text, or the header is malformed.
     """
-    return CsvTable(data_files=glob.escape(str(path)), encoding=os.environ.get(ENCODING, ""))
+    # `datasets` keeps what it read by the file, its time, and the name of the configuration
+    return CsvTable(data_files=glob.escape(str(path)), config_name=os.environ.get(ENCODING) or "default")
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

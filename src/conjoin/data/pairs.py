@@ -264,8 +264,6 @@ class PairReader:
         owners = pa.array(range(len(texts)))
         if is_list(texts):
             is_empty = pc.equal(pc.fill_null(pc.list_value_length(texts), 0), 0)
-            for row in np.flatnonzero(is_empty).tolist():
-                attempt(row, _refuse, "the list of texts is empty")
             texts = pc.if_else(is_empty, pa.scalar([None], texts.type), texts)
             owners, texts = pc.list_parent_indices(texts), pc.list_flatten(texts)
         texts = texts.cast(pa.string())
