@@ -1,7 +1,5 @@
 """Which columns are read, and what becomes of repeated ids."""
 
-import json
-
 import datasets
 import pytest
 from PIL import Image
@@ -16,17 +14,17 @@ def urls(monkeypatch):
     monkeypatch.setenv(ALLOW_URLS, "public")
 
 
-def table(**columns):
+def table(streaming=False, **columns):
     count = len(next(iter(columns.values())))
-    return datasets.Dataset.from_dict(
-        {"url": [f"https://a.org/{row}.png" for row in range(count)], "text": ["a"] * count} | columns
-    )
+    rows = {"url": [f"https://a.org/{row}.png" for row in range(count)], "text": ["a"] * count} | columns
+    table = datasets.Dataset.from_dict(rows)
+    return table.to_iterable_dataset() if streaming else table
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["id", "key", "UID", "uuid", "item_id", "product_id", "SKU", "asin", "image_id"])
 def test_the_one_column_of_ids_is_the_id(name, streaming):
-    pairs = load_pairs(table(**{name: ["x7", "x9"], "ids": ["u", "v"]}), streaming=streaming)
+    pairs = load_pairs(table(streaming, **{name: ["x7", "x9"], "ids": ["u", "v"]}))
     assert [row["id"] for row in pairs] == ["x7", "x9"]
 
 
@@ -46,25 +44,25 @@ def test_of_several_other_columns_one_must_be_chosen():
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_texts_of_several_columns_are_one(streaming):
-    rows = table(text=["chair", None, "lamp"], category=["office", "garden", None], size=[1, 2, 3])
+    rows = table(streaming, text=["chair", None, "lamp"], category=["office", "garden", None], size=[1, 2, 3])
     several = ["text", "category"]
-    pairs = load_pairs(rows, text_column=several, keep=several, streaming=streaming)
+    pairs = load_pairs(rows, text_column=several, keep=several)
     assert [row["text"] for row in pairs] == ["chair office", "garden", "lamp"]
     assert [row["metadata"]["text"] for row in pairs] == ["chair", None, "lamp"]
-    gap = table(text=[None, "b", ""], category=[None, "x", "y"])
-    marked = load_pairs(gap, text_column=several, on_error="skip", streaming=streaming)
+    gap = table(streaming, text=[None, "b", ""], category=[None, "x", "y"])
+    marked = load_pairs(gap, text_column=several, on_error="skip")
     assert [(row["text"], row["problem"] is None) for row in marked] == [(None, False), ("b x", True), ("y", True)]
     with pytest.raises(ValueError, match=r"no column 'kategory'.*did you mean 'category'"):
         load_pairs(rows, text_column=["text", "kategory"])
     with pytest.raises(ValueError, match=r"column 'size' holds Value\('int64'\); expected texts"):
-        [*load_pairs(rows, text_column=["text", "size"], streaming=streaming)]
+        [*load_pairs(rows, text_column=["text", "size"])]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("only", [None, "image", "text"])
 def test_groups(streaming, only):
-    rows = table(id=["u", "v", "w", "x"], product=[7, None, 7, 8])
-    pairs = load_pairs(rows, group_column="product", streaming=streaming, only=only)
+    rows = table(streaming, id=["u", "v", "w", "x"], product=[7, None, 7, 8])
+    pairs = load_pairs(rows, group_column="product", only=only)
     assert [row["group"] for row in pairs] == ["7", None, "7", "8"]
 
 
@@ -88,14 +86,15 @@ class TestKeep:
             {"id": "a", "text": ["one", "two"], "price": 3, "tags": ["x"]},
             {"id": "b", "text": ["three"], "price": None, "tags": []},
         ]
-        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = tmp_path / "t.parquet"
+        datasets.Dataset.from_list(rows).to_parquet(path)
         first = {"price": 3, "tags": ["x"], "text": ["one", "two"]}
         expected = [first, first, {"price": None, "tags": [], "text": ["three"]}]
         for streaming in (False, True):
-            pairs = load_pairs(tmp_path / "t.jsonl", only="text", keep=["price", "tags", "text"], streaming=streaming)
+            pairs = load_pairs(path, only="text", keep=["price", "tags", "text"], streaming=streaming)
             assert [row["metadata"] for row in pairs] == expected
             assert [row["id"] for row in pairs] == ["a#0", "a#1", "b"]
-        assert "metadata" not in load_pairs(tmp_path / "t.jsonl", only="text").column_names
+        assert "metadata" not in load_pairs(path, only="text").column_names
 
     def test_what_cannot_be_kept(self):
         features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
