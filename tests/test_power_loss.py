@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of open f
 def write_index(folder):
     index = pytest.importorskip("faiss").IndexFlatIP(2)
     index.add(np.ones((3, 2), np.float32))
-    FaissIndex(index, pa.array(["a", "b", "c"]), {"version": 1, "factory": "Flat", "probes": 1}).write(folder)
+    settings = {"version": 1, "factory": "Flat", "probes": 1}
+    FaissIndex(index, pa.array(["a", "b", "c"]), settings).write(folder / "faiss")
 
 
 def write_negatives(folder):

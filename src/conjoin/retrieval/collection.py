@@ -34,10 +34,12 @@ from conjoin.retrieval.collection_table import (
     writing,
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.faiss_index import PROBES, FaissIndex, default_factory, train_faiss
+from conjoin.retrieval.faiss_index import PROBES, SETTINGS, FaissIndex, default_factory, train_faiss
 from conjoin.retrieval.vectors import Ranking, SearchResult, as_ranking, as_result, check_search, exact_search, named
 
 logger = logging.getLogger(__name__)
+_FAISS = "faiss"
+"""The folder of an index of FAISS, beside the table."""
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
@@ -102,7 +104,10 @@ class Collection:
     @cached_property
     def faiss(self) -> FaissIndex | None:
         """The index of FAISS beside the table, if it is of this version; searches without a condition use it."""
-        return FaissIndex.open(self.uri, self.version)
+        folder = local_folder(self.uri)
+        if folder is None or not (folder / _FAISS / SETTINGS).is_file():
+            return None
+        return FaissIndex.open(folder / _FAISS, self.version)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -402,7 +407,7 @@ class Collection:
             factory = factory or default_factory(len(self))
             settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
             self.faiss = FaissIndex(train_faiss(factory, vectors), ids, settings)
-            self.faiss.write(folder)
+            self.faiss.write(folder / _FAISS)
         return self.recall(recall_queries)
 
     def recall(self, queries: int = 100) -> float:

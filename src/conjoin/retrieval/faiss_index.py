@@ -12,18 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conjoin.retrieval.collection_table import local_folder
 from conjoin.retrieval.vectors import Ranking, as_ranking, check_vectors
 from conjoin.storage import DamagedError, check_checksums, publish_folder, temporary_path, write_checksums
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "faiss"
 DEFAULT_FACTORY = "IVF{lists},SQfp16"
 """Clusters of float16 vectors: half of the memory, nearly exact, fast to build."""
 PROBES = 32
 """Clusters that a search looks into."""
-_INDEX, _ROWS, _SETTINGS = "index.faiss", "rows.parquet", "settings.json"
+_INDEX, _ROWS, SETTINGS = "index.faiss", "rows.parquet", "settings.json"
 _POINTS_PER_LIST = 39  # below it FAISS warns that clusters are poorly trained
 _TRAINING_VECTORS = 262_144
 _REMEDY = "run `conjoin index --faiss` again"
@@ -43,22 +41,18 @@ class FaissIndex(NamedTuple):
     settings: dict[str, Any]
 
     @classmethod
-    def open(cls, uri: str | Path, version: int) -> "FaissIndex | None":
-        """Read the index beside a collection; None if there is none of this version, with a warning of an old one.
+    def open(cls, folder: Path, version: int) -> "FaissIndex | None":
+        """Read the index in a folder; None, with a warning, if it is of another version of the collection.
 
         Raises:
             ImportError: FAISS is not installed.
             DamagedError: A file is damaged.
         """
-        place = local_folder(uri)
-        if place is None or not (place / FOLDER / _SETTINGS).is_file():
-            return None
-        folder = place / FOLDER
         check_checksums(folder, _REMEDY)
-        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         if settings["version"] != version:
             old = "the FAISS index of %r is of version %s, the collection of version %s: searching its table; %s"
-            logger.warning(old, str(uri), settings["version"], version, _REMEDY)
+            logger.warning(old, str(folder.parent), settings["version"], version, _REMEDY)
             return None
         try:
             index = import_faiss().read_index(str(folder / _INDEX))
@@ -67,22 +61,22 @@ class FaissIndex(NamedTuple):
         return cls(index, pq.read_table(folder / _ROWS)["id"].combine_chunks(), settings)
 
     def write(self, folder: Path) -> None:
-        """Write the files aside and move them to their place in a collection; in between, searches use the table.
+        """Write the files aside and move them to their folder; in between, searches use the table.
 
         Raises:
             OSError: The disk is full or fails.
         """
-        with temporary_path(folder / FOLDER) as aside:
+        with temporary_path(folder) as aside:
             aside.mkdir()
             try:
                 import_faiss().write_index(self.index, str(aside / _INDEX))
             except RuntimeError as error:
                 raise OSError(f"FAISS cannot write its index into {str(folder)!r} ({error})") from error
             pq.write_table(pa.table({"id": self.ids}), aside / _ROWS)
-            (aside / _SETTINGS).write_text(json.dumps(self.settings, indent=2), encoding="utf-8")
-            write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
-            publish_folder(aside, folder / FOLDER)
+            (aside / SETTINGS).write_text(json.dumps(self.settings, indent=2), encoding="utf-8")
+            write_checksums(aside, [_INDEX, _ROWS, SETTINGS])
+            shutil.rmtree(folder, ignore_errors=True)
+            publish_folder(aside, folder)
 
     def search(self, queries: np.ndarray, k: int) -> list[Ranking]:
         """The nearest rows."""
