@@ -74,8 +74,6 @@ class TestSearch:
         else:
             found = collection.search(QUERIES, 9, where=where)
             assert found.ids == [[]] * 6 and found.scores.shape == (6, 0)
-        batches = [(batch.to_pylist(), vectors) for batch, vectors in collection.batches(where)]
-        assert sorted(id_ for some, _ in batches for id_ in some) == ids
 
     def test_equal_vectors_are_in_the_order_of_their_ids(self, tmp_path):
         vectors = np.tile(unit(5, 8), (20, 1))
@@ -106,14 +104,6 @@ class TestSearch:
         with pytest.raises(ValueError, match=r"the collection was made with model .*, these queries come from"):
             search_items(collection, tiny_encoder(seed=1), ["query"])
 
-    @pytest.mark.parametrize(
-        ("queries", "k", "message"),
-        [(QUERIES, 0, "k must be a positive integer"), (2 * QUERIES, 1, "query 0 has norm 2")],
-    )
-    def test_bad_queries(self, collection, queries, k, message):
-        with pytest.raises(ValueError, match=message):
-            collection.search(queries, k)
-
     @pytest.mark.parametrize("where", ["", "prize < 3", "price <", "price < 3 label = 'x'", "price < 3; drop",
                                        "price < 3) or (true", "price < 3) label",
                                        "price < 3 order by price", "price = 'x'", "price", "id in (select id from t)",
@@ -122,7 +112,7 @@ class TestSearch:
         for use in (
             lambda: collection.select(where),
             lambda: collection.search(QUERIES, 3, where=where),
-            lambda: list(collection.batches(where)),
+            lambda: list(collection.scan(["id"], where)),
         ):
             with pytest.raises(
                 ValueError, match=r"cannot be evaluated: (?s:.)*; the columns are id .string., text .string., image "
