@@ -10,6 +10,14 @@ from conjoin.data.mmeb import TRAINING_COLUMNS
 from tiny_mmeb import write_mmeb
 
 
+def write_changed(folder, number, change):
+    """Write MMEB with a changed row of CIRR."""
+    path = write_mmeb(folder)["CIRR"]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[number] |= change
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_rows(tmp_path):
     write_mmeb(tmp_path)
     rows = MmebTraining(tmp_path, hard_negatives=1)
@@ -37,10 +45,8 @@ def test_rows(tmp_path):
 ])  # fmt: skip
 def test_the_modality_leaves_out_an_instruction_of_the_published_rows(text, image, modality, tmp_path):
     """The text stays in the item, as in the published evaluation."""
-    path = write_mmeb(tmp_path)["CIRR"]
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[0] |= {"pos_text": text, "pos_image_path": image, "neg_text": text, "neg_image_path": image}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change = {"pos_text": text, "pos_image_path": image, "neg_text": text, "neg_image_path": image}
+    write_changed(tmp_path, 0, change)
     row = MmebTraining(tmp_path, hard_negatives=1)[0]
     assert (row["target_modality"], row["negative_modalities"]) == (modality, [modality])
     assert row["positive"]["text"] == row["negatives"][0]["text"] == text.removeprefix("<|image_1|>").strip()
@@ -52,10 +58,7 @@ def test_the_modality_leaves_out_an_instruction_of_the_published_rows(text, imag
     ({"qry_image_path": "../secret.png"}, "leaves the folder"),
 ])  # fmt: skip
 def test_a_bad_row_is_named(tmp_path, change, message):
-    path = write_mmeb(tmp_path)["CIRR"]
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1] |= change
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_changed(tmp_path, 1, change)
     with pytest.raises(ValueError, match=message):
         MmebTraining(tmp_path)[1]
 

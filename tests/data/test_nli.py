@@ -41,8 +41,6 @@ def test_any_dataset_with_other_columns():
     [
         ("sent0,sent2\na,b\n", None, 0, "no column 'sent1'; the columns are 'sent0', 'sent2'; did you mean 'sent"),
         ("sent0,sent1\na,b\nc,\n", None, 0, "row 1, column 'sent1': text is empty"),
-        ("sent0,sent1,hard_neg\na,b, \n", None, 1, "row 0, column 'hard_neg': text is empty"),
-        ("sent0,sent1\na,b\n", None, 1, "no column 'hard_neg'"),
         ("sent0,sent1\na,b\n", None, 2, "hard_negatives=2; expected 0 or 1"),
         ("sent0,sent1\na,b\n", {"anchor": "sent0"}, 0, "unknown part 'anchor' in columns; expected one of"),
     ],

@@ -123,14 +123,14 @@ def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
     good = {"query": "q", "positive": "p", "negative": "n"}
     with pytest.raises(FileNotFoundError, match=r"positive: image .*gone.png"):
         QueryTable(write(image_folder, good, {"query": "q", "positive": {"image": "gone.png"}}))
-    with pytest.raises(ValueError, match=r"no column 'qurey'; .*did you mean 'query'"):
-        QueryTable(write(image_folder, good), columns={"query": "qurey"})
-    with pytest.raises(ValueError, match="unknown part 'questoin'"):
-        QueryTable(write(image_folder, good), columns={"questoin": "query"})
-    with pytest.raises(ValueError, match="hard_negatives=-1"):
-        QueryTable(write(image_folder, good), hard_negatives=-1)
-    with pytest.raises(ValueError, match="only the split 'train'"):
-        QueryTable(write(image_folder, good), split="test")
+    for arguments, message in (
+        ({"columns": {"query": "qurey"}}, r"no column 'qurey'; .*did you mean 'query'"),
+        ({"columns": {"questoin": "query"}}, "unknown part 'questoin'"),
+        ({"hard_negatives": -1}, "hard_negatives=-1"),
+        ({"split": "test"}, "only the split 'train'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            QueryTable(write(image_folder, good), **arguments)
     with pytest.raises(ValueError, match="is empty"):
         QueryTable(write(image_folder))
     with pytest.raises(FileNotFoundError, match=r"no such file: '.*none.jsonl'"):

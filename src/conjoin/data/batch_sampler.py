@@ -112,7 +112,8 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         behind: dict[Hashable, int] = defaultdict(int)  # by positive the step after the last one that has it
         first_open = 0
         for row in rows:
-            ids = self._ids(row)
+            ids = self.positives[row]
+            ids = set(ids) if isinstance(ids, Collection) and not isinstance(ids, str) else {ids}
             index = max([first_open, *(behind[key] for key in ids)])
             while index < len(steps) and len(steps[index]) == size:
                 index += 1
@@ -123,7 +124,3 @@ class RetrievalBatchSampler(Sampler[list[int]]):
             while first_open < len(steps) and len(steps[first_open]) == size:
                 first_open += 1
         return [step for step in steps if len(step) == size]
-
-    def _ids(self, row: int) -> set[Hashable]:
-        ids = self.positives[row]
-        return set(ids) if isinstance(ids, Collection) and not isinstance(ids, str) else {ids}

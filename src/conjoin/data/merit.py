@@ -35,8 +35,6 @@ OOD_VALUES: dict[str, tuple[str, ...]] = {
 }
 """What the out-of-distribution tests hold out (Table 7), in the order in which the authors assign queries."""
 _TITLE = re.compile(rf"{PLACEHOLDER}(?:(?!{PLACEHOLDER}).)*?(?=</Product\s*\d+\s*>)", flags=re.DOTALL)
-MODALITY = "image,text"
-"""Of every query and product."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +345,7 @@ class MeritTraining(QueryDataset):
 
     def candidate(self, name: str) -> Candidate:
         """Return a product as a candidate."""
-        return Candidate(name, self.items.product(name), MODALITY)
+        return Candidate(name, self.items.product(name), "image,text")
 
 
 def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuery]:
