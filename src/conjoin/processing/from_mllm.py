@@ -44,7 +44,7 @@ def from_mllm(
     max_pixels: int | None = None,
     ret_token: str | None = "[RET]",
     revision: str | None = None,
-    **kwargs: Any,  # noqa: ANN401
+    **kwargs: Any,
 ) -> MllmRetrieverProcessor:
     """Build the processor of a pretrained MLLM and add the readout token to its tokenizer.
 

@@ -27,7 +27,7 @@ def check_input_type(input_type: str) -> str:
     return input_type
 
 
-def apply_input_type(value: Any, input_type: str, name: str = "item") -> list[Any]:  # noqa: ANN401
+def apply_input_type(value: Any, input_type: str, name: str = "item") -> list[Any]:
     """Return the items to embed in place of an item; the mean of their embeddings is its embedding.
 
     Under `cat`, the picture precedes the text, which is all texts joined by a space. Under `avg`, the text of an image
@@ -61,11 +61,11 @@ def _one_image_each(parts: Sequence[Any]) -> list[list[Any]]:
     return [[*lead, image, *texts] for images, texts in pairs for image in images]
 
 
-def _is_text(part: Any) -> bool:  # noqa: ANN401
+def _is_text(part: Any) -> bool:
     return isinstance(part, str)
 
 
-def _item(parts: Sequence[Any], is_conversation: bool) -> Any:  # noqa: ANN401
+def _item(parts: Sequence[Any], is_conversation: bool) -> Any:
     """Return parts as a conversation, or as `{"image", "text"}` in the order of the parts."""
     values: dict[str, list[Any]] = {}
     contents: dict[str, list[Any]] = {}

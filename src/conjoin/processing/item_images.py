@@ -29,8 +29,6 @@ MAX_ASPECT_RATIO = 200
 """Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
 _DRAFT = 4
 """A large JPEG is decoded at a half, a quarter or an eighth of its size, but at least this many times the target."""
-_NEARLY_WHITE = 250
-"""A picture with no darker level is plain white to a viewer."""
 CONCATENATED = "concatenated"
 """The key in a PIL image's `info` of a picture of several images: cropped, it would lose some of them."""
 MAX_HEIGHT, MAX_PIXELS = 2048, 2**24
@@ -41,7 +39,7 @@ read_url: Callable[[str, str], bytes] | None = None
 """Returns what is at a URL, for the item of a name. The package `conjoin` sets it; without it URLs are refused."""
 
 
-def load_image(source: Any, name: str = "item", least_side: int | None = None) -> Image.Image:  # noqa: ANN401
+def load_image(source: Any, name: str = "item", least_side: int | None = None) -> Image.Image:
     """Open `source` and return it as an upright RGB image on white.
 
     Args:
@@ -105,7 +103,7 @@ def _read_file(path: str, name: str, prefix: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:  # noqa: ANN401
+def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:
     """Load one image and run an image processor of transformers on it.
 
     Large pictures are many times larger than what a model sees of them. One call for each picture keeps no more than
@@ -147,8 +145,7 @@ def concatenate_images(images: Sequence[Image.Image]) -> Image.Image:
     canvas = Image.new("RGB", (max(map(sum, widths)), height * len(rows)), "white")
     for number, (row, some) in enumerate(zip(rows, widths, strict=True)):
         for column, (image, width) in enumerate(zip(row, some, strict=True)):
-            scaled = image if image.size == (width, height) else image.resize((width, height))
-            canvas.paste(scaled, (sum(some[:column]), number * height))
+            canvas.paste(image.resize((width, height)), (sum(some[:column]), number * height))
     canvas.info[CONCATENATED] = True
     return canvas
 
@@ -174,7 +171,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
     alpha, colours = image.getchannel("A"), _to_srgb(image.convert("RGB"))
     opacity, white = np.asarray(alpha), Image.composite(colours, Image.new("RGB", image.size, "white"), alpha)
-    if opacity.min() < 255 and opacity.any() and np.asarray(white).min() >= _NEARLY_WHITE:
+    if opacity.min() < 255 and opacity.any() and np.asarray(white).min() >= 250:  # plain white to a viewer
         return Image.composite(colours, Image.new("RGB", image.size, "black"), alpha)
     return white
 
@@ -225,10 +222,9 @@ def array_to_image(array: np.ndarray | Tensor) -> Image.Image:
         values = np.rint(values * 255).astype(np.uint8)
     axes = [axis for axis in dims if values.ndim == 3 and values.shape[axis] in (1, 3, 4)]
     if values.dtype != np.uint8 or not (axes or values.ndim == 2):
-        raise ValueError(
-            f"an array of shape {tuple(values.shape)} and type {array.dtype} is not an image; expected "
-            "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1"
-        )
+        expected = "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1"
+        given = f"an array of shape {tuple(values.shape)} and type {array.dtype}"
+        raise ValueError(f"{given} is not an image; expected {expected}")
     values = np.moveaxis(values, axes[0], 2) if axes else values[..., None]
     return Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
 
@@ -246,6 +242,6 @@ def is_url(source: object) -> bool:
     return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
 
 
-def describe(value: Any) -> str:  # noqa: ANN401
+def describe(value: Any) -> str:
     """Return the type and a short form of any value, however deep or long, for error messages."""
     return f"{type(value).__name__} {reprlib.repr(value)[:80]}"

@@ -97,7 +97,7 @@ def item_names(count: int, ids: Sequence[str | int] | None = None) -> list[str]:
     return [f"item {each!r}" for each in (range(count) if ids is None else ids)]
 
 
-def check_list(values: Any) -> None:  # noqa: ANN401
+def check_list(values: Any) -> None:
     """Refuse a single item, or none, where a list of items is expected.
 
     Raises:
@@ -112,10 +112,7 @@ def check_list(values: Any) -> None:  # noqa: ANN401
 
 
 def parse_item(
-    value: Any,  # noqa: ANN401
-    name: str = "item",
-    read: Callable[[Any, str], Any] = load_image,
-    input_type: str = "seq",
+    value: Any, name: str = "item", read: Callable[[Any, str], Any] = load_image, input_type: str = "seq"
 ) -> Item:
     """Check and normalise one item.
 
@@ -145,7 +142,7 @@ def as_one_picture(parts: list[Any], name: str) -> list[Any]:
     return [*system, ImageSource(picture), *([" ".join(texts)] if texts else [])]
 
 
-def check_parts(parts: Any, name: str) -> Any:  # noqa: ANN401 - a list or a mapping
+def check_parts(parts: Any, name: str) -> Any:
     """Return the parts of an item, if it has any.
 
     Raises:
@@ -156,7 +153,7 @@ def check_parts(parts: Any, name: str) -> Any:  # noqa: ANN401 - a list or a map
     return parts
 
 
-def item_parts(value: Any, name: str = "item") -> list[Any]:  # noqa: ANN401
+def item_parts(value: Any, name: str = "item") -> list[Any]:
     """Return the texts and the images (as `ImageSource`) of an item in their order.
 
     Raises:
@@ -179,7 +176,7 @@ def item_parts(value: Any, name: str = "item") -> list[Any]:  # noqa: ANN401
     return [part if isinstance(part, ImageSource) else check_text(part, name) for part in parts]
 
 
-def is_chat(value: Any) -> bool:  # noqa: ANN401
+def is_chat(value: Any) -> bool:
     """Whether an item is a chat message or a list of them."""
     return isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
 
@@ -190,18 +187,15 @@ def _names_an_image(text: str, name: str) -> bool:
     Raises:
         MissingFileError: It looks like a file name, but there is no such file.
     """
-    if text.startswith(DATA_URIS):
+    ends_like_one = text.lower().endswith((*PICTURE_SUFFIXES, *_VIDEO_SUFFIXES))
+    if text.startswith(DATA_URIS) or (ends_like_one and (is_url(text) or os.path.isfile(text))):
         return True
-    if not text.lower().endswith((*PICTURE_SUFFIXES, *_VIDEO_SUFFIXES)):
-        return False
-    if is_url(text) or os.path.isfile(text):
-        return True
-    if len(text.split(maxsplit=1)) == 1:
+    if ends_like_one and len(text.split(maxsplit=1)) == 1:
         raise MissingFileError(name, f'no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
     return False
 
 
-def _parts_of_kind(kind: str, values: Any) -> list[Any]:  # noqa: ANN401
+def _parts_of_kind(kind: str, values: Any) -> list[Any]:
     """Return one or several texts or images; what is None is not there."""
     present = [each for each in (values if isinstance(values, list | tuple) else [values]) if each is not None]
     return present if kind == "text" else [ImageSource(each) for each in present]
@@ -209,10 +203,8 @@ def _parts_of_kind(kind: str, values: Any) -> list[Any]:  # noqa: ANN401
 
 def _message_parts(messages: Sequence[Any], name: str) -> list[Any]:
     if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
-        raise ItemError(
-            name,
-            f"a bare list is ambiguous (a pair? an interleaved item?): {describe(messages)}; expected {_EXPECTED}",
-        )
+        problem = "a bare list is ambiguous (a pair? an interleaved item?)"
+        raise ItemError(name, f"{problem}: {describe(messages)}; expected {_EXPECTED}")
     parts: list[Any] = []
     for message in messages:
         content = message.get("content")
@@ -225,7 +217,7 @@ def _message_parts(messages: Sequence[Any], name: str) -> list[Any]:
     return [part for part in parts if part != ""]  # the library's messages may hold empty texts
 
 
-def _content_parts(entry: Any, name: str) -> list[Any]:  # noqa: ANN401
+def _content_parts(entry: Any, name: str) -> list[Any]:
     kind = entry.get("type") if isinstance(entry, Mapping) else None
     if kind == "image_url":
         url = entry.get("image_url")
@@ -239,7 +231,7 @@ def _content_parts(entry: Any, name: str) -> list[Any]:  # noqa: ANN401
     raise ItemError(name, f"message part {describe(entry)}; {_EXPECTED_PART}")
 
 
-def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
+def check_text(text: Any, name: str = "item") -> str:
     """Return `text` if it can be embedded.
 
     Raises:
@@ -250,7 +242,7 @@ def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
     return text
 
 
-def check_unicode(text: Any, name: str) -> str:  # noqa: ANN401
+def check_unicode(text: Any, name: str) -> str:
     """Return `text` if it is valid Unicode.
 
     Raises:

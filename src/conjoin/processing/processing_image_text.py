@@ -36,8 +36,8 @@ class ImageTextProcessor(SentenceFilesMixin):
 
     def __init__(
         self,
-        image_processor: Any = None,  # noqa: ANN401
-        tokenizer: Any = None,  # noqa: ANN401
+        image_processor: Any = None,
+        tokenizer: Any = None,
         max_text_length: int | None = None,
         text_padding: str = "longest",
         chat_template: str | None = None,
@@ -52,7 +52,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         self.text_padding = text_padding
 
     @classmethod
-    def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
+    def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":
         """Combine the image processor and tokenizer of two checkpoints (ids or folders), which may be the same.
 
         A loaded image processor or tokenizer may replace its checkpoint.
@@ -117,7 +117,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         padding = padding not in (False, "do_not_pad") and self.text_padding
         return BatchFeature(batch | self._text_batch(texts, names, limit, padding))
 
-    def _read_image(self, source: Any, name: str) -> Tensor:  # noqa: ANN401
+    def _read_image(self, source: Any, name: str) -> Tensor:
         """Return the pixels `(1, 3, H, W)` of an image."""
         pixels: Tensor = process_image(self.image_processor, source, name)["pixel_values"]
         return pixels
@@ -163,7 +163,7 @@ def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> 
     return spread
 
 
-def only_image(item: Item, name: str) -> Any:  # noqa: ANN401 - an image as it was read
+def only_image(item: Item, name: str) -> Any:
     """Return the image of an item for a model of one image per item; None if it has none.
 
     Raises:

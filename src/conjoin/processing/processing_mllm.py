@@ -78,8 +78,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
 
     def __init__(
         self,
-        image_processor: Any = None,  # noqa: ANN401
-        tokenizer: Any = None,  # noqa: ANN401
+        image_processor: Any = None,
+        tokenizer: Any = None,
         image_token: str = "<|image_pad|>",
         ret_token: str | None = "[RET]",
         tokens_per_picture: int | None = None,
@@ -108,9 +108,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
         for token in (image_token, ret_token):
             if token is not None and token not in tokenizer.get_vocab():
-                raise ValueError(
-                    f"{token!r} is not a token of this tokenizer ({len(tokenizer)} tokens): was it changed?"
-                )
+                raise ValueError(f"{token!r} is no token of this tokenizer ({len(tokenizer)} tokens): was it changed?")
 
     def __call__(
         self,
@@ -170,7 +168,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             batch |= {name: torch.tensor(mask) for name, mask in masks.items() if not all(mask)}
         return BatchFeature(batch)
 
-    def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
+    def _read_image(self, source: Any, name: str) -> Picture:
         """Run the image processor on one image."""
         if self.resize_first:
             side = self.image_processor.patch_size * self.image_processor.merge_size
@@ -205,7 +203,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         pattern = "|".join(map(re.escape, sorted([*special, self.image_token], key=len, reverse=True)))
 
-        def content(part: Any) -> dict[str, str]:  # noqa: ANN401
+        def content(part: Any) -> dict[str, str]:
             if not isinstance(part, str):
                 return {"type": "image"}
             words = re.sub(pattern, lambda token: f"{_MARK}{token[0][::-1]}{_MARK}", part.replace(_MARK, ""))
@@ -279,11 +277,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
                 item, ids = shorter, self._tokenize(shorter, instruction)
                 over += sum(map(len, ids))
         if limit is not None and over > 0:
-            raise ItemError(
-                name,
-                f"images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}, and "
-                "they cannot be truncated; lower max_pixels, pass fewer images or raise max_length",
-            )
+            taken = f"images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}"
+            raise ItemError(name, f"{taken}; lower max_pixels, pass fewer images or raise max_length")
         placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
         shown = [[placeholder] * image.tokens for image in item.images] + [[]]
         if not item.images or not item.texts:
@@ -319,7 +314,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         return item if end >= len(text) else Item((*item.parts[:index], text[:end], *item.parts[index + 1 :]))
 
 
-def _ends(tokenizer: Any) -> tuple[str, str]:  # noqa: ANN401
+def _ends(tokenizer: Any) -> tuple[str, str]:
     """Return the special tokens that a tokenizer puts before and after every text."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
     tokens, special = tokenizer.convert_ids_to_tokens(encoded["input_ids"]), encoded["special_tokens_mask"]

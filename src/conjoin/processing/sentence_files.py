@@ -46,11 +46,7 @@ class SentenceFilesMixin(ProcessorMixin):
     prompts: dict[str, str] | None = None
 
     def apply_chat_template(  # type: ignore[override]
-        self,
-        conversation: Sequence[Any],
-        chat_template: str | None = None,
-        processor_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,  # noqa: ANN401
+        self, conversation: Sequence[Any], *, processor_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> BatchFeature:
         """Read one conversation or a batch of them as items, as sentence-transformers passes its inputs.
 
@@ -64,12 +60,7 @@ class SentenceFilesMixin(ProcessorMixin):
         options = {name: given[name] for name in ("max_length", "padding", "truncation") if name in given}
         return self([_unwrapped(messages) for messages in batch], **options)
 
-    def save_pretrained(
-        self,
-        save_directory: Any,  # noqa: ANN401 - a path
-        push_to_hub: bool = False,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401 - the library's list of files
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> Any:
         """Save the processor, and beside it the files of sentence-transformers; `push_to_hub` then uploads all.
 
         Prompts that are in the folder stay: sentence-transformers writes those of a model before it saves this.
@@ -120,6 +111,6 @@ def _unwrapped(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     return flat
 
 
-def write_json_file(path: Path, content: Any) -> None:  # noqa: ANN401 - any JSON value
+def write_json_file(path: Path, content: Any) -> None:
     """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
