@@ -137,6 +137,15 @@ def test_another_model_is_not_replaced_unless_told(hub, api, model, other):
     assert hub.files()["picture.txt"] == b"somebody's own"
 
 
+@pytest.mark.parametrize(("name", "end"), [("model.safetensors", b"\1\2\3\4"), ("modeling_score_fusion.py", b"#")])
+def test_one_changed_file_is_another_model(name, end, hub, api, model, tmp_path):
+    push(model_upload(model, "me/model"), api=api)
+    path = shutil.copytree(model, tmp_path / "changed") / name
+    path.write_bytes(path.read_bytes()[: -len(end)] + end)
+    with pytest.raises(ValueError, match=rf"'me/model' holds another model \({name} differs\)"):
+        push(model_upload(path.parent, "me/model"), api=api)
+
+
 def test_a_public_repository_must_be_meant(hub, api, model):
     upload = model_upload(model, "me/model")
     push(upload, public=True, api=api)
