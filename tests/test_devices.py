@@ -94,11 +94,6 @@ def test_a_fixed_choice_is_obeyed_and_others_are_refused(monkeypatch):
         choose_bf16("yes")
 
 
-def test_the_timing_leaves_the_threads_as_they_are():
-    threads = torch.get_num_threads()
-    assert choose_bf16("auto", "cpu") in (True, False) and torch.get_num_threads() == threads
-
-
 @pytest.mark.slow
 def test_without_bfloat16_instructions_float32_is_chosen():
     """oneDNN is told not to use them."""

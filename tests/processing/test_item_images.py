@@ -22,10 +22,10 @@ RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 CUT = encoded(Image.effect_noise((64, 64), 80).convert("RGB"), "JPEG")[:900]
 
 
-@pytest.mark.parametrize("as_item", [lambda path: path, lambda path: {"image": str(path)}, lambda path: path.parent])
-def test_missing_file(as_item, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"item 0: image '.*': no such file"):
-        parse_items([as_item(tmp_path / "gone.png")])
+def test_missing_file(tmp_path):
+    for item in (tmp_path / "gone.png", {"image": str(tmp_path / "gone.png")}, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"item 0: image '.*': no such file"):
+            parse_items([item])
 
 
 @pytest.mark.parametrize(

@@ -221,23 +221,11 @@ def test_internvl_tiles(mllm_checkpoints):
     assert (batch["input_ids"][0] == processor.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == 4 * tiles
 
 
-@pytest.mark.parametrize(
-    ("calls", "message"),
-    [
-        ({"items": []}, "expected a list of items, got an empty one"),
-        ({"instruction": ["a", "b"]}, "2 instructions for 3 items; pass one for all, or one for each"),
-        ({"items": [""]}, "item 'x': text is empty"),
-        ({"items": ["a", [{"role": "system", "content": "Find it."}]]}, "item 'y': the item has neither text nor im"),
-        (
-            {"items": ["a", {"image": [image(16, 16), image(2000, 2)]}]},
-            "item 'y': cannot read the image: 2000 x 2 pixels; .*aspect ratio",
-        ),
-    ],
-)
-def test_unusable_calls(processor, calls, message):
-    given = {"items": ["a box", image(8, 8), "red"], **calls}
-    with pytest.raises(ValueError, match=message):
-        processor(**given, ids=["x", "y", "z"][: len(given["items"])])
+def test_unusable_calls(processor):
+    with pytest.raises(ValueError, match="2 instructions for 3 items; pass one for all, or one for each"):
+        processor(["a box", image(8, 8), "red"], instruction=["a", "b"])
+    with pytest.raises(ValueError, match="item 'y': the item has neither text nor im"):
+        processor(["a", [{"role": "system", "content": "Find it."}]], ids=["x", "y"])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +234,6 @@ def test_unusable_calls(processor, calls, message):
         ("bert", {}, r"'bert' is not a supported MLLM; expected one of \['internvl', 'llava'"),
         ("llava", {"max_pixels": 100}, "'llava' has a fixed resolution; omit min_pixels and max_pixels"),
         ("qwen2_vl", {"max_pixels": -1}, r"min_pixels=\d+, max_pixels=-1; expected 0 < min_pixels <= max_pixels"),
-        ("qwen2_vl", {"min_pixels": 900, "max_pixels": 100}, "min_pixels=900, max_pixels=100; expected 0 < min_pix"),
         ("qwen2_vl", {"max_text_length": 0}, "max_text_length=0 must be at least 1"),
     ],
 )
