@@ -309,7 +309,7 @@ def test_sources_that_are_none(tmp_path, embedded):
         load_pairs(3)
     with pytest.raises(TypeError, match=r"source is a DatasetDict; expected .* a dataset of one split"):
         load_pairs(datasets.DatasetDict(train=embedded))
-    with pytest.raises(ValueError, match=r"expected files ending in .parquet, .tar.*'a.zip'"):
+    with pytest.raises(ValueError, match=r"expected files ending in .parquet, or in .tar.*'a.zip'"):
         load_pairs(["a.zip"])
 
 

@@ -122,12 +122,9 @@ def table_suffix(path: Path) -> str:
 
 def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
     """Open tar shards or Parquet files, by path or by a URL that fsspec knows, such as `s3://bucket/*.parquet`."""
-    remote = [file for file in files if "://" in file and not file.endswith(_SHARD_SUFFIXES)]
-    is_parquet = bool(remote) or (bool(files) and all(file.endswith(".parquet") for file in files))
-    expected = (".parquet",) if is_parquet else _SHARD_SUFFIXES
-    wrong = [file for file in files if not file.endswith(expected)]
-    if wrong or not files:
-        raise ValueError(f"expected files ending in {', '.join(('.parquet', *_SHARD_SUFFIXES))}, got {wrong[:3]}")
+    is_parquet = all(file.endswith(".parquet") for file in files)
+    if not files or not (is_parquet or all(file.endswith(_SHARD_SUFFIXES) for file in files)):
+        raise ValueError(f"expected files ending in .parquet, or in {', '.join(_SHARD_SUFFIXES)}; got {files[:3]}")
     for file in files:
         if "://" not in file and not glob.glob(file, recursive=True):
             raise FileNotFoundError(f"no such file: {file!r}")

@@ -285,10 +285,10 @@ class PairReader:
         rows = {"file": pa.array(map(self.images.file_key, lists), pa.int64())}
         if not self.columns.image:
             return rows, []
-        check = self.images.check_path if self.has_bytes else self.images.resolve
         images: list[list[dict[str, str]] | None] = []
         for row, paths in enumerate(lists):
-            checked = [attempt(row, check, path) for path in paths or [None]]
+            images_of_row = [{"path": path} if self.has_bytes else path for path in paths or [None]]
+            checked = [attempt(row, self.images.check, cell) for cell in images_of_row]
             images.append(None if None in checked else [{"path": path} for path in checked])
         if not self.has_bytes:
             rows["image"] = pa.array(images, pa.list_(IMAGE.pa_type))

@@ -99,12 +99,8 @@ class RowImages(NamedTuple):
                 raise ItemError(name, "a list within the list of images; expected images, image bytes, paths or URLs")
             return [self.check(each, name) for each in image]
         if isinstance(image, Mapping) and image.get("bytes") is None:
-            return self.check_path(image.get("path"), name)
+            return check_image_path(image.get("path"), self.folders, name)
         return self.resolve(image or None, name) if isinstance(image, str) or not image else image
-
-    def check_path(self, path: str | None, name: str) -> str:
-        """Return the path of an image if it may be read, as `check_image_path`."""
-        return check_image_path(path, self.folders, name)
 
     def resolve(self, path: str | None, name: str) -> str:
         """Return the absolute path of an image; URLs and data URIs stay as they are.
