@@ -11,6 +11,7 @@ import datasets
 import lancedb.index
 import numpy as np
 import pyarrow as pa
+import torch
 from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
@@ -96,10 +97,10 @@ class Collection:
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
         self.__dict__.pop("faiss", None)
-        self._held: tuple[pa.Array, np.ndarray, np.ndarray] | None = None
+        self._held: tuple[pa.Array, np.ndarray, np.ndarray, torch.device] | None = None
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
-            self._held = self._sorted_vectors()
+            self._held = *self._sorted_vectors(), choose_device()
 
     @cached_property
     def faiss(self) -> FaissIndex | None:
@@ -250,11 +251,11 @@ class Collection:
         if self.faiss is not None and where is None and not exact:
             return as_result(self.faiss.search(queries, k))
         if self._held is not None:
-            ids, numbers, stored = self._held
+            ids, numbers, stored, device = self._held
             among = None
             if where is not None:
                 among = np.flatnonzero(np.isin(numbers, self._read(["id"], where)["_rowid"].to_numpy()))
-            return named(ids, *exact_search(queries, stored, k, among=among, device=choose_device()))
+            return named(ids, *exact_search(queries, stored, k, among=among, device=device))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
         return as_result([ranking for part in parts for ranking in self._nearest(part, k, where, exact)])
