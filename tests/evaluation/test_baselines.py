@@ -64,6 +64,16 @@ def test_a_view_leaves_out_rows_without_the_part(tmp_path):
     assert (rows["text alone"], rows["picture alone"], rows["sum of views"]) == ((2, 0), (1, 1), (2, 0))
 
 
+def test_a_text_alone_is_without_the_marks_of_images(tmp_path):
+    red = Image.new("RGB", (2, 2), (250, 0, 0))
+    queries = Rows("q", [{"id": "q", "image": [red, red], "text": "b <image> <image>"}])
+    corpus = Rows("c", [{"id": text, "image": red, "text": text} for text in ("b", "image")])
+    scores = evaluate_cells(
+        letters_encoder(count_letters_and_red), [Cell("c", queries, corpus, {"q": ["b"]})], tmp_path
+    )
+    assert {row[1]: row[4].value for row in baseline_table(scores).rows}["text alone"] == 1
+
+
 @pytest.mark.parametrize(("baselines", "most", "scored"), [(None, 18, True), (None, 17, False), (False, 99, False)])
 def test_small_tasks_have_baselines(tmp_path, monkeypatch, baselines, most, scored):
     monkeypatch.setattr("conjoin.evaluation.benchmark.MOST_ROWS", most)
