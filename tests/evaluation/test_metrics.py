@@ -11,6 +11,7 @@ from conjoin.evaluation import (
     chance_hit_rate,
     chance_mrr,
     hit_rate_at_k,
+    load_metric,
     mrr_at_k,
     rank_of_relevant,
     recall_at_k,
@@ -204,3 +205,13 @@ def test_a_second_label_makes_candidates_relevant_too(block_scores):
     texts = torch.tensor([7, 8, 9]), torch.tensor([7, 8, 9, 7])
     assert best_ranks(queries, candidates, *labels).tolist() == [3, 4, 1]
     assert best_ranks(queries, candidates, *labels, texts=texts).tolist() == [2, 4, 1]
+
+
+@pytest.mark.parametrize("metric", [hit_rate_at_k, recall_at_k, mrr_at_k])
+def test_metrics_of_the_library_evaluate_equal_the_functions(metric):
+    pytest.importorskip("evaluate")
+    ranked, relevant = [["a", "b", "c"], ["d", "e", "f"]], [["b", "c", "z"], ["x"]]
+    loaded = load_metric(metric.__name__)
+    for k in (1, 2, 3):
+        found = loaded.compute(predictions=ranked, references=relevant, k=k)
+        assert found == {loaded.name: metric(ranked, relevant, k)}

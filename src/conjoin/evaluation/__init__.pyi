@@ -16,6 +16,7 @@ from conjoin.evaluation.metrics import (
 )
 from conjoin.evaluation.rank_metrics import (
     hit_rate_at_k as hit_rate_at_k,
+    load_metric as load_metric,
     mrr_at_k as mrr_at_k,
     recall_at_k as recall_at_k,
     score_rankings as score_rankings,

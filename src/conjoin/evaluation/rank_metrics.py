@@ -98,3 +98,19 @@ def metric_class(metric: Callable[..., float]) -> Any:  # noqa: ANN401 - the lib
 
     RankingMetric.__name__ = metric.__name__  # the library derives its name and its files from it
     return RankingMetric
+
+
+def load_metric(name: str) -> Any:  # noqa: ANN401 - the library is untyped
+    """Return `hit_rate_at_k`, `recall_at_k` or `mrr_at_k` as a metric of the library `evaluate`, without a network.
+
+    Raises:
+        ImportError: `evaluate` is not installed.
+        ValueError: No metric of this name.
+    """
+    metrics = {metric.__name__: metric for metric in (hit_rate_at_k, recall_at_k, mrr_at_k)}
+    if name not in metrics:
+        raise ValueError(f"there is no metric {name!r}; expected one of {', '.join(metrics)}")
+    try:
+        return metric_class(metrics[name])()
+    except ImportError as error:
+        raise ImportError('evaluate is not installed; run: pip install "conjoin[evaluate]"') from error
