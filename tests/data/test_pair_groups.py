@@ -57,11 +57,6 @@ def test_a_list_of_captions(table, embedded, streaming):
     assert [row["id"] for row in load_pairs(rows, only="image")] == ["red", "green", "blue"]
 
 
-def test_texts_and_lists_of_texts_in_one_file(tmp_path):
-    pairs = load_pairs(write(tmp_path / "a.jsonl", [{"text": "a"}] * 1000 + [{"text": ["b", "c"]}]), only="text")
-    assert pairs["id"][-3:] == ["999", "1000#0", "1000#1"] and pairs["group"][-3:] == ["999", "1000", "1000"]
-
-
 def test_several_rows_of_one_id_and_one_image(image_folder, embedded):
     rows = [{"id": name, "image": f"{name}.png", "text": text} for name, texts in CAPTIONS.items() for text in texts]
     table = write(image_folder / "rows.jsonl", rows)

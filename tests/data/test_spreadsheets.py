@@ -122,6 +122,7 @@ def test_json_of_mixed_types(tmp_path, streaming):
         load_pairs(tmp_path / "twice.jsonl", only="text")
     rows = list(load_pairs(tmp_path / "a.jsonl", only="text", streaming=streaming))
     assert [(row["id"], row["text"]) for row in rows] == [("1", "a"), ("x#0", "b"), ("x#1", "c"), ("2.5", "7")]
+    assert [row["group"] for row in rows] == ["1", "x", "x", "2.5"]
 
 
 def test_no_numbers(tmp_path, caplog):
@@ -153,6 +154,13 @@ def test_several_pictures_in_a_cell(image_folder, cell, names, streaming):
     images, other = ([each["image"]] if len(names) == 1 else each["image"] for each in (first, second))
     assert [image["path"] for image in images] == [str(image_folder / f"{name}.png") for name in names]
     assert [image["path"] for image in other] == [str(image_folder / "green.png")]
+
+
+def test_the_first_row_of_a_stream_says_whether_there_are_several_pictures(image_folder):
+    (image_folder / "a.csv").write_text("image,text\ngreen.png,b\nred.png|blue.png,a\n")
+    assert [len(row["image"]) for row in load_pairs(image_folder / "a.csv")] == [1, 2]
+    with pytest.raises(ValueError, match="a row has several images, but the first row has one"):
+        list(load_pairs(image_folder / "a.csv", streaming=True))
 
 
 def test_the_first_row_of_an_id_is_kept(image_folder):
