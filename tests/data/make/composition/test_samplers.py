@@ -148,7 +148,12 @@ def test_fewer_queries_are_the_first_of_more(made):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samplers": {"conventional": -1.0}}, "samplers=.*; expected some of .*, from 0 on"),
+        ({"queries": 0}, "queries=0; expected at least 1"),
+        ({"samplers": {"conventional": -1.0}}, "samplers=.*; expected weights from 0 on"),
+        ({"samplers": {"conventional": 0.0}}, "samplers=.*; expected weights from 0 on, one of them above 0"),
+        ({"conditions": {2: 0.0}}, "conditions=.*; expected weights from 0 on, one of them above 0"),
+        ({"conditions": {2: -1.0, 3: 2.0}}, "conditions=.*; expected weights from 0 on"),
+        ({"conditions": {}}, "conditions={}; expected at least 2"),
         ({"samplers": {"uniform": 1.0}}, "samplers={'uniform': 1.0}; expected some of conventional"),
         ({"conditions": {1: 1.0}}, "conditions={1: 1.0}; expected at least 2"),
     ],

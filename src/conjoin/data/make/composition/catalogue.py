@@ -73,36 +73,38 @@ def read_catalogue(
         given = pd.Series([group_column, *facts.values(), *options.values()]).explode().dropna()
         used = {"group", *given.str.lower(), *(name for names in COMMON_COLUMNS.values() for name in names)}
         named = [name for name in available if name.lower() not in used]
+    if not named:
+        raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
     keep = list(dict.fromkeys([*named, *filter(None, facts.values())]))
     rows = load_pairs(source, split=split, keep=keep, group_column=group_column, **options)
-    for pid in rows["id"]:
+    ids = rows["id"][:]
+    for pid in ids:
         product_id(pid, "the catalogue")
-    cells = list(rows["metadata"]) if keep else []
+    cells = rows["metadata"][:]
+    kinds = rows.features["metadata"]  # `features` is a copy each time
     words = []
     for row in cells:
         values: dict[str, Any] = {}
         for name in named:
             if isinstance(row[name], dict):
                 values |= row[name]
-            elif isinstance(rows.features["metadata"][name], datasets.Value) or row[name] is not None:
+            elif isinstance(kinds[name], datasets.Value) or row[name] is not None:
                 values[name] = row[name]
         words.append({name: _word(name, value) for name, value in values.items()})
     table = pd.DataFrame(words, dtype=object)
     counts = {name: table[name].value_counts() for name in table}
     useless = [name for name, count in counts.items() if len(count) < 2 or count.max() < 2]
-    unlike = ", ".join(f"{name!r} ({len(counts[name])} values)" for name in useless) or repr(available)
+    unlike = ", ".join(f"{name!r} ({len(counts[name])} values)" for name in useless)
     problem = f"an attribute needs two values, and one that several products have, unlike {unlike}"
     if len(useless) == len(counts) or (useless and attributes is not None):
         raise ValueError(problem)
     if useless:
         logger.warning("%s, which are left out", problem)
-    products = pd.DataFrame({"idx": rows["id"], "title": rows["text"]})
+    products = pd.DataFrame({"idx": ids, "title": rows["text"][:]})
     for fact, column in facts.items():
         products[fact] = [str(row.get(column) or _DEFAULTS[fact]) for row in cells]
-    groups = rows["group"] if group_column else [None] * len(rows)
-    products["family"] = [
-        f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, rows["id"], strict=True)
-    ]
+    groups = rows["group"][:] if group_column else [None] * len(rows)
+    products["family"] = [f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, ids, strict=True)]
     return Catalogue(rows.select_columns("image"), products, table.drop(columns=useless))
 
 

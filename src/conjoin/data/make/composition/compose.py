@@ -20,7 +20,7 @@ from conjoin.storage import publish_folder, temporary_path, write_text
 
 from .catalogue import Catalogue
 from .instructions import load_templates, write_instruction
-from .samplers import CompositionSettings, NoQuery, Pool, VisionModel, draw_query
+from .samplers import COLD_START, CompositionSettings, NoQuery, Pool, VisionModel, draw_query
 
 logger = logging.getLogger(__name__)
 GIVE_UP = 3000
@@ -105,12 +105,17 @@ def compose_queries(
         raise ValueError(f"vectors have shape {vectors.shape}; expected ({len(families)}, D)")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{str(out)!r} exists; remove it or choose another folder")
+    if settings.samplers.get(COLD_START) and (cold_start is None or not catalogue.attributes.isna().all(axis=1).any()):
+        raise ValueError("the sampler cold_start needs a vision-language model and products without attributes")
     test_share = settings.test_share if settings.test_queries else 0.0
     is_test = np.array([random.Random(family).random() < test_share for family in families])
     with temporary_path(out) as partial:
         (partial / "data").mkdir(parents=True)
         splits = [("train", settings.queries, ~is_test), ("test", settings.test_queries, is_test)]
         for split, wanted, is_in in splits if test_share else splits[:1]:
+            if not is_in.any():
+                problem = f"the split {split!r} has none of {len(is_in)} products; test_share is {test_share}"
+                raise ValueError(f"{problem}, and 0 makes a training split only")
             pool = Pool(catalogue, np.flatnonzero(is_in), vectors)
             queries = _queries(pool, split, wanted, settings, judges, cold_start)
             with query_file(partial, split).open("w", encoding="utf-8") as file:
@@ -134,7 +139,9 @@ def _queries(
     generator = np.random.default_rng([settings.seed, split == "test"])
     templates = load_templates(settings.languages, settings.templates)
     products = pool.products.to_dict("records")
-    names = [int(pid) if re.fullmatch("0|[1-9][0-9]{,17}", pid) else pid for pid in pool.products["idx"]]
+    names = list(pool.products["idx"])
+    if all(re.fullmatch("0|[1-9][0-9]{,17}", pid) for pid in names):
+        names = [int(pid) for pid in names]  # as published
     failed: Counter[str] = Counter()
     seen: set[str] = set()
     in_a_row = 0
@@ -172,7 +179,9 @@ def _queries(
             }
     reasons = ", ".join(f"{reason} ({count})" for reason, count in failed.most_common(4))
     if not seen:
-        raise ValueError(f"no query is possible among the {len(pool)} products of {split}: {reasons}")
+        few = settings.max_positive_share * len(pool) <= 1
+        remedy = f"; raise max_positive_share above 1/{len(pool)}" if few else ""
+        raise ValueError(f"no query is possible among the {len(pool)} products of {split}: {reasons}{remedy}")
     if len(seen) < wanted:
         logger.warning("%s: %d of %d queries; draws failed by: %s", split, len(seen), wanted, reasons)
 
@@ -182,10 +191,12 @@ def _write_products(path: Path, pool: Pool) -> None:
     schema = PRODUCT_FEATURES.arrow_schema
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(pool), _PRODUCTS_AT_ONCE):
-            products = pool.products[start : start + _PRODUCTS_AT_ONCE].to_dict("records")
-            for row, product in enumerate(products, start):
-                image = pool.images[row]["image"]
+            part = slice(start, start + _PRODUCTS_AT_ONCE)
+            products, attributes = pool.products[part].to_dict("records"), pool.attributes[part].to_dict("records")
+            images = pool.images[part]["image"]
+            for product, cells, image in zip(products, attributes, images, strict=True):
                 content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
                 product["image"] = {"bytes": content, "path": None}
-                product["attribute"] = json.dumps(pool.attributes.iloc[row].dropna().to_dict(), ensure_ascii=False)
+                known = {name: value for name, value in cells.items() if isinstance(value, str)}
+                product["attribute"] = json.dumps(known, ensure_ascii=False)
             writer.write_table(pa.Table.from_pylist(products, schema))

@@ -67,11 +67,16 @@ class CompositionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.queries < 1:
+            raise ValueError(f"queries={self.queries}; expected at least 1")
         known = (*SAMPLERS, COLD_START)
-        if not {*self.samplers} <= {*known} or min(self.samplers.values()) < 0:
-            raise ValueError(f"samplers={self.samplers}; expected some of {', '.join(known)}, from 0 on")
-        if min(self.conditions) < 2:
+        if not {*self.samplers} <= {*known}:
+            raise ValueError(f"samplers={self.samplers}; expected some of {', '.join(known)}")
+        if not self.conditions or min(self.conditions) < 2:
             raise ValueError(f"conditions={self.conditions}; expected at least 2 for each query")
+        for name, weights in (("samplers", self.samplers), ("conditions", self.conditions)):
+            if min(weights.values(), default=0) < 0 or not 0 < sum(weights.values()) < float("inf"):
+                raise ValueError(f"{name}={weights}; expected weights from 0 on, one of them above 0")
 
 
 class NoQuery(Exception):  # noqa: N818 - it is no fault
@@ -250,7 +255,10 @@ def draw_cold(pool: Pool, model: VisionModel, generator: np.random.Generator) ->
     is_sibling = pool.family == pool.family[product]
     if pool.vectors is None and is_sibling.sum() == 1:
         raise NoQuery("no family and no vectors to find a similar product by")
-    target = pool.similar(product, generator)[0]
+    if is_sibling.sum() > 1:
+        target = pool.similar(product, generator)[0]
+    else:  # among all products, for one query of a model takes longer
+        target = pool.ranked(np.delete(np.arange(len(pool)), product), [product])[0]
     images = [load_image(pool.images[int(row)]["image"]) for row in (product, target)]
 
     def ask(prompt: str, choices: Iterable[str], **words: str) -> str:
