@@ -48,7 +48,8 @@ def open_csv(path: Path) -> CsvTable:
         ValueError: The file is not text, or the header is malformed.
     """
     # `datasets` keeps what it read by the file, its time, and the name of the configuration
-    return CsvTable(data_files=glob.escape(str(path)), config_name=os.environ.get(ENCODING) or "default")
+    name = f"{os.environ.get(ENCODING) or 'default'}-{path.stat().st_size}"
+    return CsvTable(data_files=glob.escape(str(path)), config_name=name)
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -146,7 +147,7 @@ def _encoding(path: Path, given: str | None) -> str:
         return "utf-8-sig"
     try:
         with open_bytes(path) as file:
-            is_text = "\0" not in file.read().decode("cp1252")
+            is_text = all("\0" not in line.decode("cp1252") for line in file)
     except UnicodeDecodeError:
         is_text = False
     if not is_text:
