@@ -56,6 +56,14 @@ def test_the_texts_of_several_columns_are_one(streaming):
         load_pairs(rows, text_column=["text", "kategory"])
     with pytest.raises(ValueError, match=r"column 'size' holds Value\('int64'\); expected texts"):
         [*load_pairs(rows, text_column=["text", "size"])]
+    kind = datasets.ClassLabel(names=["office", "garden"])
+    for column, feature in (("category", kind), ("text", datasets.List(kind))):
+        values = [[0], [1]] if column == "text" else [0, 1]
+        classes = {"image": ["data:a"] * 2, "text": ["chair", "lamp"], column: values}
+        classes = datasets.Dataset.from_dict(classes).cast_column(column, feature)
+        classes = classes.to_iterable_dataset() if streaming else classes
+        with pytest.raises(ValueError, match=rf"column '{column}' holds .*; expected texts"):
+            load_pairs(classes, text_column=several if column == "category" else "text")
 
 
 @pytest.mark.parametrize("streaming", [False, True])

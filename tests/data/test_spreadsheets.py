@@ -1,5 +1,7 @@
 """Tables as spreadsheets and shops export them: read as they are meant, or refused by the line."""
 
+import os
+
 import datasets
 import numpy as np
 import pandas as pd
@@ -120,9 +122,28 @@ def test_json_of_mixed_types(tmp_path, streaming):
     (tmp_path / "twice.jsonl").write_text('{"id": 1, "id": 2, "text": "a"}\n')
     with pytest.raises(ValueError, match=r"twice.jsonl' cannot be read: .*/id.* was specified twice"):
         load_pairs(tmp_path / "twice.jsonl", only="text")
-    rows = list(load_pairs(tmp_path / "a.jsonl", only="text", streaming=streaming))
-    assert [(row["id"], row["text"]) for row in rows] == [("1", "a"), ("x#0", "b"), ("x#1", "c"), ("2.5", "7")]
-    assert [row["group"] for row in rows] == ["1", "x", "x", "2.5"]
+    own = datasets.Dataset.from_json(str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "own"))
+    for source in (tmp_path / "a.jsonl", own.to_iterable_dataset() if streaming else own):
+        rows = list(load_pairs(source, only="text", streaming=streaming))
+        assert [(row["id"], row["text"]) for row in rows] == [("1", "a"), ("x#0", "b"), ("x#1", "c"), ("2.5", "7")]
+        assert [row["group"] for row in rows] == ["1", "x", "x", "2.5"]
+    (tmp_path / "b.jsonl").write_text(
+        '{"text": "a", "kind": "b", "price": 1.299}\n{"text": "c", "kind": 2, "price": "1.299,00"}\n'
+        '{"text": {"en": "d"}, "kind": ["e"], "price": "-"}\n'
+    )
+    own = datasets.Dataset.from_json(str(tmp_path / "b.jsonl"), cache_dir=str(tmp_path / "own"))
+    options = {"text_column": ["text", "kind"], "keep": ["price:decimal-comma"], "only": "text", "on_error": "skip"}
+    rows = list(load_pairs(own, streaming=streaming, **options))
+    assert [row["text"] for row in rows] == ["a b", "c 2", None] and "expected one text in each" in rows[2]["problem"]
+    assert [row["metadata"]["price"] for row in rows] == [1.299, 1299.0, None]
+    assert [row["text"] for row in load_pairs(own, only="text")] == ["a", "c", '{"en": "d"}']
+
+
+def test_a_changed_file_of_the_same_time_is_read_again(tmp_path):
+    for text in ("a", "other"):
+        (tmp_path / "a.csv").write_text(f"text\n{text}\n")
+        os.utime(tmp_path / "a.csv", (1_700_000_000, 1_700_000_000))
+        assert load_pairs(tmp_path / "a.csv", only="text")["text"][:] == [text]
 
 
 def test_no_numbers(tmp_path, caplog):

@@ -197,11 +197,29 @@ def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | 
 
 
 def values_of(cells: pa.Array) -> list[Any]:
-    """Return the values of a column; those of mixed JSON are texts or lists of texts."""
+    """Return the values of a column, also of one of mixed JSON."""
     if not isinstance(cells.type, pa.BaseExtensionType):
         return list(cells.to_pylist())
-    values = [value and json.loads(value) for value in cells.storage.to_pylist()]
-    return [[*map(as_name, value)] if isinstance(value, list) else as_name(value) for value in values]
+    return [None if value is None else _parsed(value) for value in cells.storage.to_pylist()]
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:  # `datasets` writes some texts, such as "-", without quotes
+        return value
+
+
+def texts_of(cells: pa.Array) -> list[Any]:
+    """Return the values of a column; those of mixed JSON are texts or lists of texts."""
+    values = values_of(cells)
+    if not isinstance(cells.type, pa.BaseExtensionType):
+        return values
+    return [[*map(_as_text, value)] if isinstance(value, list) else _as_text(value) for value in values]
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def as_names(cells: pa.Array, column: str) -> list[str | None]:
@@ -264,8 +282,9 @@ def _check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColum
     other = (datasets.Value("null"), datasets.Json())
     for name in (columns.text, *columns.joined):
         kind = features.get(name or "")
+        is_label = name == columns.text and columns.label is not None
         kind = kind if columns.joined else element_of(kind) or kind
-        if name and not (is_text(kind) or kind in other or isinstance(kind, datasets.ClassLabel)):
+        if name and not (is_label or is_text(kind) or kind in other):
             raise ValueError(f"column {name!r} holds {features[name]}; expected texts")
     pictures = features.get(columns.picture or "")
     kind = element_of(pictures) or pictures
@@ -296,4 +315,4 @@ def image_paths(cells: pa.Array) -> list[Any]:
     if pa.types.is_struct(cells.type):
         has_bytes = pc.is_valid(pc.struct_field(cells, "bytes"))
         cells = pc.if_else(has_bytes, EMBEDDED, pc.struct_field(cells, "path"))
-    return values_of(cells)
+    return texts_of(cells)

@@ -1,5 +1,6 @@
 """Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from conjoin.data.columns import (
     image_paths,
     is_list,
     read_number,
+    texts_of,
     undecoded as undecoded,
     values_of,
 )
@@ -32,7 +34,14 @@ from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source, table_suffix
 from conjoin.data.row_checks import check_on_error, counted, row_name
-from conjoin.data.row_images import PLACEHOLDER, RowImages, check_placeholders, image_folders, listed_images
+from conjoin.data.row_images import (
+    PLACEHOLDER,
+    RowImages,
+    check_placeholders,
+    image_folders,
+    listed_images,
+    map_images,
+)
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
@@ -255,12 +264,17 @@ class PairReader:
     def _texts(self, columns: Sequence[pa.Array], attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array]:
         """Return the row and the text of each pair; the texts of several columns are one."""
         texts = columns[0]
-        if isinstance(texts.type, pa.BaseExtensionType):  # mixed JSON
-            lists = [value if isinstance(value, list) else [value] for value in values_of(texts)]
-            texts = pa.array(lists, pa.list_(pa.string()))
         if len(columns) > 1:
-            parts = zip(*(column.to_pylist() for column in columns), strict=True)
-            texts = pa.array([" ".join(filter(None, row)) or None for row in parts], pa.string())
+            joined: list[str | None] = []
+            for row, parts in enumerate(zip(*map(texts_of, columns), strict=True)):
+                if any(isinstance(part, list) for part in parts):
+                    attempt(row, _refuse, "a list of texts in one of several text columns; expected one text in each")
+                    parts = ()
+                joined.append(" ".join(filter(None, parts)) or None)
+            texts = pa.array(joined, pa.string())
+        elif isinstance(texts.type, pa.BaseExtensionType):  # mixed JSON
+            lists = [value if isinstance(value, list) else [value] for value in texts_of(texts)]
+            texts = pa.array(lists, pa.list_(pa.string()))
         owners = pa.array(range(len(texts)))
         if is_list(texts):
             is_empty = pc.equal(pc.fill_null(pc.list_value_length(texts), 0), 0)
@@ -344,7 +358,13 @@ class PairReader:
         if not columns.group and (same != np.arange(len(same))).any():
             made["group"] = pairs["id"].take(pa.array(same))
         if (first != np.arange(len(first))).any():
-            made["id"] = pa.array(number_pairs(pairs["id"].to_pylist()))
+            ids = number_pairs(pairs["id"].to_pylist())
+            name, occurrences = Counter(ids).most_common(1)[0]
+            if occurrences > 1:
+                raise ItemError(
+                    "the data", f"the id {name!r} is that of a row and of one of several captions; ids must be unique"
+                )
+            made["id"] = pa.array(ids)
         features = self._features([*made, *(["problem"] if self.skip else [])], dataset.features)
         table = datasets.table.InMemoryTable(self._result(made, problems, features))
         result = datasets.Dataset(table, info=datasets.DatasetInfo(features=features))
@@ -379,7 +399,11 @@ class PairReader:
             row, earlier = owners[pair], owners[before]
             if row == earlier:
                 continue
-            if files[pair] == files[before] if files[pair] else pictures[row] == pictures[earlier]:
+            if files[pair]:
+                is_copy = files[pair] == files[before]
+            else:
+                is_copy = map_images(_content, pictures[row]) == map_images(_content, pictures[earlier])
+            if is_copy:
                 copies.append(pair)
                 continue
             remedy = "the first is kept" if self.skip else _UNIQUE
@@ -387,18 +411,21 @@ class PairReader:
             problems[row] = ItemError(f"row {row}", f"the id {ids[pair]!r} occurs twice, in {where}; {remedy}")
             ids[pair] += f"#row {row}"
         pairs = pairs.set_column(pairs.column_names.index("id"), "id", pa.array(ids))
+        pairs = pairs.set_column(pairs.column_names.index("key"), "key", pa.array(map(hash, ids), pa.int64()))
         return pairs if self.columns.text else pairs.take(np.delete(np.arange(len(pairs)), copies))
 
     def stream(self, dataset: datasets.IterableDataset) -> datasets.IterableDataset:
         """Read rows when they are used."""
         columns, known = self.columns, dataset.features
-        has_groups = columns.group or (columns.text and element_of(known[columns.text]))
+        has_captions = columns.text and (element_of(known[columns.text]) or known[columns.text] == datasets.Json())
+        has_groups = columns.group or has_captions
         wanted = columns._asdict() | {"id": True, "group": has_groups, "problem": self.skip, "metadata": self.metadata}
         features = self._features([name for name in wanted if wanted[name]], known)
         types = known.arrow_schema
 
         def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-            table = pa.Table.from_pydict(batch, types)
+            cells = {name: _written(batch[name], known[name]) for name in batch}
+            table = pa.Table.from_pydict(cells, types)
             pairs, problems = self.read(table, numbers)
             if problems and not self.skip:
                 raise problems[min(problems)]
@@ -438,8 +465,20 @@ class PairReader:
         return pa.table({name: columns[name] for name in features}).cast(features.arrow_schema)
 
 
+def _content(image: Any) -> Any:
+    """Return what two rows of one image share: its bytes, not the name beside them."""
+    return image["bytes"] or image["path"] if isinstance(image, Mapping) else image
+
+
 def _refuse(message: str, name: str) -> None:
     raise ItemError(name, message)
+
+
+def _written(values: list[Any], feature: Any) -> list[Any]:
+    """Return the values of a stream; those of mixed JSON as JSON."""
+    if feature != datasets.Json():
+        return values
+    return [None if value is None else json.dumps(value) for value in values]
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
