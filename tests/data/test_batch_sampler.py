@@ -64,3 +64,13 @@ def test_a_frequent_positive_takes_one_place_per_step_and_costs_little():
     sampler = RetrievalBatchSampler(positives, 2)
     assert len(sampler) > 9000
     assert all((a % 2) + (b % 2) <= 1 for a, b in sampler)
+
+
+def test_few_candidates_shared_by_many_rows_leave_few_rows_out():
+    draw = torch.Generator().manual_seed(0)
+    positives = [tuple(torch.randperm(100, generator=draw)[: 1 + number % 4].tolist()) for number in range(3000)]
+    batches = list(RetrievalBatchSampler(positives, 16))
+    assert len(batches) > 180
+    for batch in batches:
+        named = [id_ for row in batch for id_ in positives[row]]
+        assert len(named) == len(set(named))

@@ -149,6 +149,7 @@ def test_a_split_may_have_its_own_local_pool(root):
         ([candidate("2:1", img_path=None)], "candidate '2:1': its modality is image,text, but its image path is"),
         ([candidate("2:1", modality="text", txt=" ")], "candidate '2:1': the item has neither text nor image"),
         ([{"txt": "x"}], "line 1: did None is not dataset:number"),
+        ([{"did": "2:1", "modality": "image,text", "img_path": "img/a.png"}], "'2:1': the field 'txt' is missing"),
         ([], "is empty: it has no rows"),
     ],
 )
@@ -164,6 +165,7 @@ def test_bad_candidates_are_named(root, rows, message):
         ({"pos_cand_list": []}, "query '2:1': it has no positive candidate"),
         ({"pos_cand_list": ["2:77"]}, "query '2:1': candidate '2:77' is not in the pool '.*union_train_cand"),
         ({"neg_cand_list": ["2:2", {"did": "0:1"}]}, "query '2:1': candidate '0:1' is not in the pool"),
+        ({"pos_cand_list": [{"id": "2:1"}]}, "query '2:1': candidate None is not in the pool"),
         ({"query_txt": ""}, "query '2:1': the item has neither text nor image"),
         ({"qid": "99:1"}, "qid '99:1' is not dataset:number with a dataset below 10"),
         ({"qid": "3:1"}, "query '3:1': there is no instruction for dataset 3, text -> image,text"),

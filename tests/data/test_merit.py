@@ -49,9 +49,10 @@ def test_products(products):
 
 @pytest.mark.parametrize("text", ['{"color": "red"}', "{'color': 'red'}"])
 def test_attributes_may_be_json_or_python(tmp_path, text):
-    write_products(tmp_path, [product_rows()[0] | {"attribute": text}, product_rows()[1] | {"attribute": None}])
+    unknown = [product_rows()[1] | {"attribute": None}, product_rows()[2] | {"attribute": " "}]
+    write_products(tmp_path, [product_rows()[0] | {"attribute": text}, *unknown])
     products = MeritProducts(tmp_path, "test")
-    assert products["1"].attributes == {"color": "red"} and products["2"].attributes == {}
+    assert products["1"].attributes == {"color": "red"} and products["2"].attributes == products["3"].attributes == {}
 
 
 def test_queries_of_both_schemas(root, products):

@@ -70,5 +70,5 @@ def test_refusals(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no subset: expected NAME/diverse_instruction-\*\.parquet"):
         MmebTraining(tmp_path, split="diverse_instruction")
     datasets.Dataset.from_dict({"qry": ["a"]}).to_parquet(str(tmp_path / "VisDial/original-00000-of-00001.parquet"))
-    with pytest.raises(ValueError, match=f"no column '{TRAINING_COLUMNS[1]}'; the columns are 'qry'"):
+    with pytest.raises(ValueError, match=f"VisDial, row 0: lacks {', '.join(TRAINING_COLUMNS[1:])}; expected qry, "):
         MmebTraining(tmp_path)

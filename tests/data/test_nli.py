@@ -42,6 +42,7 @@ def test_any_dataset_with_other_columns():
         ("sent0,sent2\na,b\n", None, 0, "no column 'sent1'; the columns are 'sent0', 'sent2'; did you mean 'sent"),
         ("sent0,sent1\na,b\nc,\n", None, 0, "row 1, column 'sent1': text is empty"),
         ("sent0,sent1\na,b\n", None, 2, "hard_negatives=2; expected 0 or 1"),
+        ("sent0,sent1\na,b\n", {"negative": "sent1"}, 0, "the negative column 'sent1' is named, but hard_negatives=0"),
         ("sent0,sent1\na,b\n", {"anchor": "sent0"}, 0, "unknown part 'anchor' in columns; expected one of"),
     ],
 )

@@ -25,7 +25,11 @@ def test_texts_images_both_and_interleaved(image_folder):
         image_folder,
         {"query": "a", "positive": {"image": "red.png"}, "negatives": [{"text": "b", "image": "blue.png"}, "c"]},
         {
-            "query": {"text": "like <image> in the colour of <image>", "images": ["red.png", "blue.png"]},
+            "query": {
+                "text": "like <image> in the colour of <image>",
+                "images": ["red.png", "blue.png"],
+                "image": None,
+            },
             "positive": {"image": ["green.png", "blue.png"]},
             "instruction": "Find it",
         },
@@ -92,6 +96,11 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     assert table[0]["negative_ids"] == list(table.positives[2]) and table[2]["id"] == "7"
     named = [{"query": "q", "positive": ["a", "b"], "positive_ids": [1, 2], "negative": "a", "negative_id": "3"}]
     assert QueryTable(write(tmp_path, *named)).positives == [("1", "2")]
+    by_name = {"negative_10": "j", "negative_2": "b", "negative_1": "a"}  # ids are in the order of the numbers
+    row = {"query": "q", "positive": "p", "positive_id": "p", **by_name, "negative_id": [1, 2, 10]}
+    drawn = QueryTable(write(tmp_path, row), hard_negatives=3)[0]
+    found = {item["text"]: id_ for item, id_ in zip(drawn["negatives"], drawn["negative_ids"], strict=True)}
+    assert found == {"a": "1", "b": "2", "j": "10"}
     assert positives_of([{"positive_id": 7}, {"positive_id": None}, {"positive_id": "7"}]) == ["7", 1, "7"]
 
 
@@ -100,7 +109,10 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     [
         ({"query": "q"}, "found no positive column among 'query'"),
         ({"query": "q", "positive": "p", "qeury": 1, "positive_ids": [1, 2]}, "1 items, but 'positive_ids' is"),
-        ({"query": "q", "positive": []}, r"row 0 \(id '0'\): 1 queries and 0 positives; expected one"),
+        ({"query": "q", "positive": []}, r"row 0 \(id '0'\): no positive in 'positive'"),
+        ({"query": ["q", "r"], "positive": "p"}, "2 queries; expected one, in 'query'"),
+        ({"query": {"image": "red.png", "images": ["red.png"]}, "positive": "p"}, "both of image and images"),
+        ({"query": "q", "positive": "p", "instruction": 5}, "the instruction is 5; expected a text"),
         ({"query": " ", "positive": "p"}, "row 0 .*query: text is empty"),
         ({"query": "q", "positive": 3}, "positive: got 3; expected a text, an image"),
         ({"query": "q", "positive": "cat.png"}, r"""expected {"image": 'cat.png'}"""),
@@ -131,8 +143,11 @@ def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
     ):
         with pytest.raises(ValueError, match=message):
             QueryTable(write(image_folder, good), **arguments)
-    with pytest.raises(ValueError, match="is empty"):
-        QueryTable(write(image_folder))
+    for empty in (write(image_folder), datasets.Dataset.from_dict({"query": [], "positive": []})):
+        with pytest.raises(ValueError, match="is empty"):
+            QueryTable(empty)
+    with pytest.raises(ValueError, match="expected a dataset with a length"):
+        QueryTable(datasets.Dataset.from_list([good]).to_iterable_dataset())
     with pytest.raises(FileNotFoundError, match=r"no such file: '.*none.jsonl'"):
         QueryTable(image_folder / "none.jsonl")
     with pytest.raises(ValueError, match="row 1: the id '1' occurs twice"):

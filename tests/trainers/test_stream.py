@@ -63,7 +63,7 @@ def test_rows_are_shuffled_in_a_window(sources, load):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": -1.0}, "the weight of 'b' is -1.0; expected a positive number"),
+        ({"weight": -1.0}, "dataset_mixture: a weight is -1.0; expected a positive number"),
         ({"path": "memory://bucket/nothing.parquet"}, "no such file"),
         ({"path": "memory://bucket/a.csv"}, "expected files ending in .parquet"),
     ],

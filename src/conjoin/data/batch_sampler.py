@@ -106,21 +106,26 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         return joined[torch.randperm(len(joined), generator=generator)].tolist()
 
     def _steps(self, rows: list[int]) -> list[list[int]]:
-        """Return full steps of `rows`: each row goes into the first open step behind those with its positives."""
+        """Return full steps of `rows`, in order: each row goes into the first step without its positives."""
         size = self.batch_size * self.processes
         steps: list[list[int]] = []
-        behind: dict[Hashable, int] = defaultdict(int)  # by positive the step after the last one that has it
+        holding: dict[Hashable, set[int]] = defaultdict(set)  # by positive the steps that have it
+        free_from: dict[Hashable, int] = defaultdict(int)  # all open steps before this one have the positive
         first_open = 0
         for row in rows:
             ids = self.positives[row]
             ids = set(ids) if isinstance(ids, Collection) and not isinstance(ids, str) else {ids}
-            index = max([first_open, *(behind[key] for key in ids)])
-            while index < len(steps) and len(steps[index]) == size:
+            index = max([first_open, *(free_from[key] for key in ids)])
+            while index < len(steps) and (len(steps[index]) == size or any(index in holding[key] for key in ids)):
                 index += 1
             if index == len(steps):
                 steps.append([])
             steps[index].append(row)
-            behind.update(dict.fromkeys(ids, index + 1))
             while first_open < len(steps) and len(steps[first_open]) == size:
                 first_open += 1
+            for key in ids:
+                holding[key].add(index)
+                free_from[key] = max(free_from[key], first_open)
+                while free_from[key] in holding[key]:
+                    free_from[key] += 1
         return [step for step in steps if len(step) == size]

@@ -130,7 +130,7 @@ def load_instructions(folder: str | Path) -> Instructions:
         require_columns(columns, rows.fieldnames or ())
         instructions: Instructions = {}
         for row in rows:
-            query, target = (_MODALITIES.get(row[name].strip()) for name in ("query_modality", "cand_modality"))
+            query, target = (_modality(row[name]) for name in ("query_modality", "cand_modality"))
             prompts = [format_text(row[name]) for name in row if str(name).startswith("prompt") and row[name].strip()]
             instructions[row["dataset_id"].strip(), query, target] = prompts
     return instructions
@@ -155,6 +155,17 @@ def format_text(text: str, capitalise: bool = True) -> str:
     if capitalise:
         text = text[:1].upper() + text[1:]
     return text if not text or text.endswith((".", "?", "!")) else text + "."
+
+
+def _modality(value: object) -> str | None:
+    """Return our name of a modality; None if it is unknown."""
+    return _MODALITIES.get(str(value).replace(" ", ""))
+
+
+def _field(row: Mapping[str, Any], key: str, name: str) -> Any:
+    if key not in row:
+        raise ItemError(name, f"the field {key!r} is missing; there are {', '.join(row)}")
+    return row[key]
 
 
 def _id(row: Mapping[str, Any], key: str, name: str) -> str:
@@ -311,20 +322,20 @@ def _read_item(
     """
     id_, prefix = ("qid", "query_") if role == "query" else ("did", "")
     name = f"{role} {row[id_]!r}"
-    named, image, parts = row.get(f"{prefix}modality"), row.get(f"{prefix}img_path"), {}
-    if named not in _MODALITIES:
+    named, text, image = (_field(row, f"{prefix}{part}", name) for part in ("modality", "txt", "img_path"))
+    modality, parts = _modality(named), {}
+    if modality is None:
         raise ItemError(name, f"unknown modality {named!r}; expected one of {', '.join(_MODALITIES)}")
-    modality = _MODALITIES[named]
     if "image" in modality:
         if not image:
             raise ItemError(name, f"its modality is {modality}, but its image path is empty")
         parts["image"] = str(path_inside(folder, image, name))
-    text = format_text(row.get(f"{prefix}txt") or "", capitalise)
-    if text:
+    if text := format_text(text or "", capitalise):
         parts["text"] = text
     return modality, check_parts(parts, name)
 
 
 def _candidate_ids(row: Mapping[str, Any], key: str) -> list[str]:
     """Return a list of candidate ids, given as strings or as objects with a `did`."""
-    return [entry["did"] if isinstance(entry, Mapping) else entry for entry in row.get(key) or []]
+    entries = _field(row, key, f"query {row['qid']!r}") or []
+    return [entry.get("did") if isinstance(entry, Mapping) else entry for entry in entries]

@@ -104,7 +104,7 @@ class MeritProducts(dict[str, MeritProduct]):
         where = f"{self}, row {index}: the product {pid!r}"
         title = check_text(row["title"], f"{where}: title").strip()
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
-        text, attributes = (row["attribute"] or "{}").strip(), None
+        text, attributes = (row["attribute"] or "").strip() or "{}", None
         for parse in (json.loads, ast.literal_eval):  # the published files have both
             with suppress(ValueError, SyntaxError):
                 attributes = attributes or parse(text)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conjoin.data.columns import require_columns
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_images import path_inside
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.storage import text_digest
 
@@ -84,8 +84,11 @@ class MmebTraining(QueryDataset):
         self._rows: list[tuple[Any, int]] = []
         for name, path in find_subsets(folder, datasets or None, "original" if split == "train" else split).items():
             rows, _ = open_rows(path)
-            require_columns(TRAINING_COLUMNS, rows.column_names)
             for index, row in enumerate(rows):
+                missing = [column for column in TRAINING_COLUMNS if column not in row]
+                if missing:
+                    expected = f"expected {', '.join(TRAINING_COLUMNS)}"
+                    raise ItemError(f"{name}, row {index}", f"lacks {', '.join(missing)}; {expected}")
                 self.positives.append((_candidate_id(row, "pos"),))
                 self.sources.append(name)
                 self._rows.append((rows, index))

@@ -35,8 +35,8 @@ def load_nli(
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: An unknown part, a missing column (with the nearest name), an empty cell (with its row), or another
-            number of negatives.
+        ValueError: An unknown part, a missing column (with the nearest name), an empty cell (with its row), another
+            number of negatives, or a negative column without negatives.
     """
     chosen = NLI_COLUMNS | dict(columns or {})
     if len(chosen) > len(NLI_COLUMNS):
@@ -44,6 +44,8 @@ def load_nli(
     if hard_negatives not in (0, 1):
         raise ValueError(f"hard_negatives={hard_negatives}; expected 0 or 1")
     if not hard_negatives:
+        if "negative" in (columns or {}):
+            raise ValueError(f"the negative column {chosen['negative']!r} is named, but hard_negatives=0; set it to 1")
         del chosen["negative"]
     table, _ = open_source(source, split, streaming=False)
     require_columns(chosen.values(), list(table.column_names or ()))

@@ -59,8 +59,10 @@ def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> 
     chosen = {}
     for role, stems in QUERY_COLUMNS.items():
         if role == "negative":
-            columns = [name for name in available if re.fullmatch(rf"({'|'.join(stems)})(_\d+)?(_text|_image)?", name)]
-            stems = tuple(dict.fromkeys(re.sub("_(text|image)$", "", name) for name in columns))
+            pattern = rf"(({'|'.join(stems)})(?:_(\d+))?)(?:_text|_image)?"
+            matches = [match for name in available if (match := re.fullmatch(pattern, name))]
+            order = {match[1]: (stems.index(match[2]), int(match[3] or 0)) for match in matches}
+            stems = tuple(sorted(order, key=order.__getitem__))
         items = [{part: stem + end for part, end in ITEM_ENDINGS.items() if stem + end in available} for stem in stems]
         named = {part: given[role + end] for part, end in ITEM_ENDINGS.items() if role + end in given}
         chosen[role] = [named] if named else [item for item in items if item]
@@ -94,10 +96,13 @@ def _parts(value: Any, name: str) -> dict[str, Any]:
         return {"text": value}
     if isinstance(value, bytes) or (isinstance(value, Mapping) and {"bytes", "path"} == set(value)):
         return {"image": value}
-    if not isinstance(value, Mapping) or not any(set(value) <= {"text", images} for images in ("image", "images")):
+    if not isinstance(value, Mapping) or not set(value) <= {"text", "image", "images"}:
         wanted = 'a text, an image, or {"text": ..., "image": ...} with one of them or both'
         raise ItemError(name, f"got {value!r:.80}; expected {wanted}")
-    return check_parts({part.removesuffix("s"): cell for part, cell in value.items() if cell is not None}, name)
+    given = {part: cell for part, cell in value.items() if cell is not None}
+    if {"image", "images"} <= given.keys():
+        raise ItemError(name, "it has both of image and images; expected one")
+    return check_parts({part.removesuffix("s"): cell for part, cell in given.items()}, name)
 
 
 class QueryTable(QueryDataset):
@@ -168,9 +173,10 @@ class QueryTable(QueryDataset):
             role: [item for each in columns for item in self._items(row, each, f"{name}, {role}")]
             for role, columns in self.columns.items()
         }
-        queries, positives = len(items["query"]), len(items["positive"])
-        if queries != 1 or not positives:
-            raise ItemError(name, f"{queries} queries and {positives} positives; expected one and at least one")
+        if len(items["query"]) != 1:
+            raise ItemError(name, f"{len(items['query'])} queries; expected one, in {self._names('query')}")
+        if not items["positive"]:
+            raise ItemError(name, f"no positive in {self._names('positive')}")
         for role in ("positive", "negative"):
             if f"{role}_id" in cells:
                 cell = cells[f"{role}_id"]
@@ -184,8 +190,13 @@ class QueryTable(QueryDataset):
         same = {positive.id for positive in items["positive"]} & {negative.id for negative in items["negative"]}
         if same:
             raise ItemError(name, f"a negative is also a positive (id {min(same)!r})")
-        query, instruction = items["query"][0].item, cells.get("instruction") or self.instruction
-        return QueryRow(row_id, query, items["positive"], items["negative"], instruction)
+        instruction = cells.get("instruction") or self.instruction
+        if not isinstance(instruction, str | None):
+            raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
+        return QueryRow(row_id, items["query"][0].item, items["positive"], items["negative"], instruction)
+
+    def _names(self, role: str) -> str:
+        return " or ".join(map(repr, self.columns[role][0].values()))
 
     def _items(self, row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> list[Candidate]:
         """Return the items of some columns: none, one, or those of a list.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import datasets
 import torch
 from torch.utils.data import Dataset
 
@@ -109,11 +110,15 @@ def open_rows(source: PairSource, split: str = "train") -> tuple[Any, Path | Non
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file has no rows, cannot be read, or has no such split.
+        ValueError: The source has no rows or no length, cannot be read, or has no such split.
     """
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     if path is None or path.suffix.lower() not in JSON_LINES:
         table, folder = open_source(source, split, streaming=False, captions=False)
+        if not isinstance(table, datasets.Dataset):
+            raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
+        if not len(table):
+            raise ValueError(f"{source!r:.200} is empty: it has no rows")
         return undecoded(table), folder
     if split != "train":
         raise SplitError(split, f"the table {str(path)!r}")

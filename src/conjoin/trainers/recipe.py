@@ -267,14 +267,15 @@ class DataArguments:
             evaluation = self._rows({"path": self.dataset_test_name or self.dataset_name, "split": split})
         sources: Any = self.dataset_mixture or [{"path": self.dataset_name, "split": self.dataset_train_split}]
         weights = [float(source.get("weight", 1.0)) for source in sources]
+        for weight in weights:
+            if not 0 < weight < float("inf"):
+                raise ValueError(f"dataset_mixture: a weight is {weight}; expected a positive number")
         if not self.has_queries and self.dataset_streaming:
             names = [source.get("name") or source["path"] for source in sources]
             streams = []
-            for name, source, weight in zip(names, sources, weights, strict=True):
+            for name, source in zip(names, sources, strict=True):
                 if names.count(name) > 1:
                     raise ValueError(f"dataset_mixture: two sources are called {name!r}; give one another name")
-                if not 0 < weight < float("inf"):
-                    raise ValueError(f"the weight of {name!r} is {weight}; expected a positive number")
                 rows = self._rows(source, streaming=True, on_error=self.on_error)
                 if self.on_error == "skip":
                     rows = rows.filter(partial(_is_usable, source=name, skipped=skipped)).remove_columns("problem")
