@@ -165,7 +165,7 @@ def test_bad_candidates_are_named(root, rows, message):
         ({"pos_cand_list": []}, "query '2:1': it has no positive candidate"),
         ({"pos_cand_list": ["2:77"]}, "query '2:1': candidate '2:77' is not in the pool '.*union_train_cand"),
         ({"neg_cand_list": ["2:2", {"did": "0:1"}]}, "query '2:1': candidate '0:1' is not in the pool"),
-        ({"pos_cand_list": [{"id": "2:1"}]}, "query '2:1': candidate None is not in the pool"),
+        ({"pos_cand_list": [{"id": "2:1"}]}, "query '2:1': candidate '' is not in the pool"),
         ({"query_txt": ""}, "query '2:1': the item has neither text nor image"),
         ({"qid": "99:1"}, "qid '99:1' is not dataset:number with a dataset below 10"),
         ({"qid": "3:1"}, "query '3:1': there is no instruction for dataset 3, text -> image,text"),

@@ -338,4 +338,4 @@ def _read_item(
 def _candidate_ids(row: Mapping[str, Any], key: str) -> list[str]:
     """Return a list of candidate ids, given as strings or as objects with a `did`."""
     entries = _field(row, key, f"query {row['qid']!r}") or []
-    return [entry.get("did") if isinstance(entry, Mapping) else entry for entry in entries]
+    return [entry.get("did", "") if isinstance(entry, Mapping) else entry for entry in entries]

@@ -5,6 +5,7 @@ collection, so an interrupted evaluation resumes. A baseline scores the same cel
 another readout of the model.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +57,7 @@ MOST_PRINTED = 12
 SHOWN_RESULTS = 5
 """Results of an example in the report."""
 _EXAMPLES = 12
+_ROWS_AT_ONCE = 1000
 _BASELINES_NOTE = (
     "The same queries, candidates and judgements. Text alone, picture alone: only this part of each item is seen. Sum "
     "of views: the vectors of picture and text are added. Towers alone: without what was trained on top of them, the "
@@ -166,24 +168,29 @@ class CellVectors:
         elif self.view is None and (instruction is None or isinstance(instruction, str)):
             found = encode_collection(rows.rows, self.encoder, self.folder / folder, prompt=prompt, sync=True, **how)
         else:
-            seen = list(plain_rows(rows))
-            instructions = [None] * len(seen) if instruction is None or isinstance(instruction, str) else instruction
-            ids, items, prompts = [], [], []
-            for row, own in zip(seen, instructions, strict=True):
-                image, text = row.get("image"), row.get("text")
-                if self.view == "image":
-                    text = None
-                elif self.view == "text":
-                    image, text = None, None if text is None else plain_text(image, text)
-                if self.view is not None and image is None and text is None:
-                    continue
-                ids.append(str(row["id"]))
-                items.append(row_item({"image": image, "text": text}, f"item {row['id']!r}"))
-                prompts.append(prompt if own is None else as_prompt(self.encoder, own))
-            matrix = self.encoder.encode(items, ids, prompt=prompts, **how) if items else np.empty((0, 1), np.float32)
-            found = _Vectors(ids, matrix)
+            seen, ids, matrices = self._seen(rows), list[str](), list[np.ndarray]()
+            while chunk := list(itertools.islice(seen, _ROWS_AT_ONCE)):
+                names, items, instructions = map(list, zip(*chunk, strict=True))
+                prompts = [prompt if own is None else as_prompt(self.encoder, own) for own in instructions]
+                matrices.append(self.encoder.encode(items, names, prompt=prompts, **how))
+                ids += names
+            found = _Vectors(ids, np.concatenate(matrices) if matrices else np.empty((0, 1), np.float32))
         self.encoded[key] = found
         return found
+
+    def _seen(self, rows: Rows) -> Iterator[tuple[str, Any, str | None]]:
+        """The id of each row, what the view shows of it as an item, and its own instruction."""
+        instruction = rows.instruction
+        for number, row in enumerate(plain_rows(rows)):
+            image, text = row.get("image"), row.get("text")
+            if self.view == "image":
+                text = None
+            elif self.view == "text":
+                image, text = None, None if text is None else plain_text(image, text)
+            if self.view is not None and image is None and text is None:
+                continue
+            own = None if instruction is None or isinstance(instruction, str) else instruction[number]
+            yield str(row["id"]), row_item({"image": image, "text": text}, f"item {row['id']!r}"), own
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class MtebModel(AbsEncoder):
         prompt = as_prompt(self.encoder, self._instruction(task_metadata, prompt_type))
         how: dict[str, Any] = {"prompt": prompt, "role": None if prompt_type is None else str(prompt_type.value)}
         rows: list[np.ndarray] = []
+        count = 0
         for batch in inputs:
             columns = [name for name in ("image", "text") if name in batch]  # as in training data and M-BEIR
             items: list[dict[str, Any]] = []
@@ -80,8 +81,9 @@ class MtebModel(AbsEncoder):
                 item = {name: part for name, part in zip(columns, parts, strict=True) if part is not None}
                 if "image" in item and not str(item.get("text", "")).strip():
                     item.pop("text", None)
-                names.append(f"{sum(map(len, rows)) + len(items)} of {task_metadata.name}, {hf_subset}, {hf_split}")
+                names.append(f"{count} of {task_metadata.name}, {hf_subset}, {hf_split}")
                 items.append(item)
+                count += 1
             rows.append(self.encoder.encode(items, names, **how))
         return np.concatenate(rows)
 

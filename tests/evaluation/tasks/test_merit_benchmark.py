@@ -133,7 +133,7 @@ def test_ablations(root, tmp_path):
     ("which", "error", "message"),
     [
         ({"subset": ["language:vi"]}, ValueError, "unknown subset 'language:vi'; expected some of language:th, "),
-        ({"subset": ["class:table", "language:id"]}, ValueError, "test: there are no queries"),
+        ({"subset": ["class:table", "language:id"]}, ValueError, "none of the 4 queries is in class:table, "),
         ({"without": ["images"]}, ValueError, r"without \['images'\]; expected some of image, title"),
         ({"without": ["image"]}, FileNotFoundError, r"captions\.jsonl"),
         ({"split": "validation"}, FileNotFoundError, "no such file"),

@@ -46,7 +46,7 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A malformed query or product (it is named), or an unknown subset or part.
+        ValueError: A malformed query or product (it is named), an unknown subset or part, or no query in the subsets.
     """
     from conjoin.data import MeritItems, MeritProducts, MeritQueryRows, merit_queries
     from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
@@ -70,6 +70,8 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
             subsets[name].append(query.id)
     chosen = set().union(*subsets.values())
     kept = [query for query in queries if options.subset is None or query.id in chosen]
+    if not kept:
+        raise ValueError(f"none of the {len(queries)} queries is in {', '.join(options.subset or ())}")
 
     languages: dict[str, list[str]] = {}
     for query in kept:
