@@ -34,14 +34,7 @@ from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source, table_suffix
 from conjoin.data.row_checks import check_on_error, counted, row_name
-from conjoin.data.row_images import (
-    PLACEHOLDER,
-    RowImages,
-    check_placeholders,
-    image_folders,
-    listed_images,
-    map_images,
-)
+from conjoin.data.row_images import PLACEHOLDER, RowImages, check_placeholders, image_folders, listed_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
@@ -391,19 +384,20 @@ class PairReader:
         unit, places = "rows", [*range(len(dataset))]
         if isinstance(self.source, str | Path) and table_suffix(Path(self.source)) in (".csv", ".tsv"):
             unit, places = "lines", [line for line, _ in csv_rows(Path(self.source).expanduser())][1:]
-        pictures: Sequence[Any] = places
-        files: Sequence[str | None] = [None] * len(pairs)
-        if self.columns.picture:
-            pictures, files = dataset[self.columns.picture], pairs["file"].to_pylist()
-        for pair, before in enumerate(first.tolist()):
+        repeats = [(pair, before) for pair, before in enumerate(first.tolist()) if owners[pair] != owners[before]]
+        images: list[Any] = owners
+        picture = self.columns.picture
+        if picture:
+            images = pairs["file"].to_pylist()
+            unnamed = [pair for repeat in repeats for pair in repeat if images[pair] is None]
+            rows = sorted({owners[pair] for pair in unnamed})
+            cells = dataset.select_columns(picture).select(rows)
+            contents = {row: _content(cell[picture]) for row, cell in zip(rows, cells, strict=True)}
+            for pair in unnamed:
+                images[pair] = contents[owners[pair]]
+        for pair, before in repeats:
             row, earlier = owners[pair], owners[before]
-            if row == earlier:
-                continue
-            if files[pair]:
-                is_copy = files[pair] == files[before]
-            else:
-                is_copy = map_images(_content, pictures[row]) == map_images(_content, pictures[earlier])
-            if is_copy:
+            if images[pair] == images[before]:
                 copies.append(pair)
                 continue
             remedy = "the first is kept" if self.skip else _UNIQUE
@@ -465,9 +459,10 @@ class PairReader:
         return pa.table({name: columns[name] for name in features}).cast(features.arrow_schema)
 
 
-def _content(image: Any) -> Any:
-    """Return what two rows of one image share: its bytes, not the name beside them."""
-    return image["bytes"] or image["path"] if isinstance(image, Mapping) else image
+def _content(picture: Any) -> int:
+    """Return a hash of the images of a row: of their bytes, not of the names beside them."""
+    images = picture if isinstance(picture, list) else [picture]
+    return hash(tuple(image["bytes"] or image["path"] if isinstance(image, Mapping) else image for image in images))
 
 
 def _refuse(message: str, name: str) -> None:
