@@ -26,5 +26,5 @@ def test_rows_become_items():
     batch = PairCollator(Processor())(rows)
     assert batch["pairs"]["present"].tolist() == [[True, True], [True, False], [False, True]]
     assert len(set(batch["ids"].tolist())) == 3
-    with pytest.raises(ValueError, match="item 'q7': the item has neither text nor image"):
+    with pytest.raises(ValueError, match="row with id 'q7': neither 'image' nor 'text'; its columns are"):
         PairCollator(Processor())([*rows, {"id": "q7", "image": None}])

@@ -64,6 +64,7 @@ def test_texts_alone_without_ids(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"positive": None}, "row with id .*: no 'positive'; its columns are id, query, "),
         ({"positive_id": None}, r"some rows have 'positive_id' \(and 'negative_ids' for their negatives\), but"),
         ({"target_modality": "video"}, "unknown modality 'video'; expected one of text, image, image,text"),
         ({"negatives": [{"text": "x"}]}, "some rows have 'positive_id'"),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from conjoin.data.row_images import row_item
+from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
 
 MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
@@ -34,10 +35,12 @@ class PairCollator:
             ValueError: No rows; or a row cannot be used, or has neither group nor id although others do.
         """
         ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
-        items = [
-            row_item({part: row.get(part) for part in ("image", "text")}, f"row with id {row_id!r}")
-            for row, row_id in zip(rows, ids, strict=True)
-        ]
+        items = []
+        for row, row_id in zip(rows, ids, strict=True):
+            name = f"row with id {row_id!r}"
+            if row.get("image") is None and row.get("text") is None:
+                raise ItemError(name, f"neither 'image' nor 'text'; its columns are {', '.join(row)}")
+            items.append(row_item({part: row.get(part) for part in ("image", "text")}, name))
         names = name_rows(rows)
         batch = {"pairs": dict(self.processor(items, ids=ids))}
         return batch if names is None else batch | {"ids": name_ids(names)}
@@ -93,6 +96,10 @@ class RetrievalCollator:
                 an unknown modality, or an item that cannot be used.
         """
         names = [str(row.get("id", index)) for index, row in enumerate(rows)]
+        for row, name in zip(rows, names, strict=True):
+            for part in ("query", "positive"):
+                if row.get(part) is None:
+                    raise ItemError(f"row with id {name!r}", f"no {part!r}; its columns are {', '.join(row)}")
         instructions = [row.get("instruction") for row in rows]
         given = {} if all(text is None for text in instructions) else {"instruction": instructions}
         batch: dict[str, Any] = {"queries": self._process([row.get("query") for row in rows], names, **given)}
