@@ -32,7 +32,15 @@ RECIPE = {
 }
 SCORE = {"label": "text → image, R@10", "metric": {"value": 0.451, "low": 0.4, "high": 0.5, "chance": 0.027}}
 RESULTS = {"title": "Emoji", "dataset": {"split": "test"}, "headline": [SCORE]}
-STRANGERS = {"credentials.json", "optimizer.pt", "README.md", ".env", "extra.safetensors", "checkpoint-2/config.json"}
+STRANGERS = {
+    "credentials.json",
+    "tokenizer_key.txt",
+    "optimizer.pt",
+    "README.md",
+    ".env",
+    "extra.safetensors",
+    "checkpoint-2/config.json",
+}
 LEFT_OUT = STRANGERS - {"checkpoint-2/config.json"} | {"results.json", "checkpoint-2/"}
 SHARD = "model-00001-of-00001.safetensors"
 
@@ -194,7 +202,13 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
     (tmp_path / "strange").mkdir()
     for name in ("config.json", "modules.json", "processor_config.json", "model.safetensors"):
         (tmp_path / "strange" / name).write_text('{"model_type": "bert"}')
+    (tmp_path / "strange" / "damaged.json").write_text("{")
+    (tmp_path / "broken").mkdir()
+    for path in model.iterdir():
+        (tmp_path / "broken" / path.name).symlink_to(path if path.suffix != ".safetensors" else "nothing")
     for source, words, message in (
+        (tmp_path / "broken", "me/m --dry-run", "lacks model*.safetensors"),
+        (model, f"me/m --results {tmp_path / 'strange' / 'damaged.json'} --dry-run", "damaged.json' is damaged ("),
         (tmp_path / "empty", "me/m", "lacks config.json, modules.json, processor_config.json, model*.safetensors"),
         (tmp_path / "strange", "me/m", "a model of type 'bert'; there are cards for ['joint_encoder'"),
         (model, "me/too/deep --dry-run", "me/too/deep"),

@@ -159,4 +159,7 @@ def _slug(text: str) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} is damaged ({error}); write it again") from error

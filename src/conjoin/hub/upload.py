@@ -13,11 +13,12 @@ from conjoin.storage import FOLDER_CHECKSUMS
 _NEEDED = ("config.json", "modules.json", "processor_config.json", "model*.safetensors")
 _PARTS = (
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json", SOLAR_HEADS),
-    *("config.json", "generation_config.json", "*processor_config.json", "chat_template.*", "*.py"),
+    *("config.json", "generation_config.json", "*processor_config.json", "chat_template.jinja", "*.py"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
-    *("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
-    *("added_tokens.json", "special_tokens_map.json", "recipe.json", FOLDER_CHECKSUMS),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "added_tokens.json", "special_tokens_map.json"),
+    *("chat_template.json", "recipe.json", FOLDER_CHECKSUMS),
 )
 """Names of the files of a model, its code, its modules of sentence-transformers, and how it was trained."""
 
@@ -38,7 +39,7 @@ def model_upload(folder: str | Path, repo_id: str, **card: Any) -> Upload:  # no
         ValueError: A model without a card, or damaged results.
     """
     folder = Path(folder)
-    if absent := [name for name in _NEEDED if not any(folder.glob(name))]:
+    if absent := [name for name in _NEEDED if not any(path.is_file() for path in folder.glob(name))]:
         raise FileNotFoundError(f"{str(folder)!r} lacks {', '.join(absent)}: was it written by `conjoin train`?")
     chosen = {path for name in (*_PARTS, "LICENSE", "NOTICE") for path in folder.glob(name) if path.is_file()}
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in chosen}
