@@ -308,6 +308,8 @@ class MeritQueryRows:
 class MeritTraining(QueryDataset):
     """Training queries of MERIT, chats with images and texts in turn, see `QueryDataset`.
 
+    Queries stay on disk until they are used.
+
     Args:
         folder: The root of MERIT.
         hard_negatives: Negatives of each row, from the hard negatives of the query.
@@ -331,15 +333,18 @@ class MeritTraining(QueryDataset):
         products = MeritProducts(folder, split)
         self.items = MeritItems(products)
         held_out = {pid for pid, each in products.items() if ood is not None and is_held_out(each, ood, values)}
-        self.queries = [query for query in merit_queries(folder, products) if held_out.isdisjoint(query.touched)]
-        if not self.queries:
+        kept = [query for query in merit_queries(folder, products) if held_out.isdisjoint(query.touched)]
+        if not kept:
             raise ValueError(f"the out-of-distribution test of {ood} leaves no query of {products}")
-        self.positives = [query.positives for query in self.queries]
-        self.sources = ["merit"] * len(self.queries)
+        self.lines = JsonLines(query_file(folder, split))
+        self._numbers = [int(query.id) for query in kept]
+        self.positives = [query.positives for query in kept]
+        self.sources = ["merit"] * len(kept)
 
     def read(self, index: int) -> QueryRow:
         """Read the row of a query; its candidates are products by id."""
-        query = self.queries[index]
+        line = self._numbers[index]
+        query = read_query(self.lines[line - 1], self.lines.path, line)
         row = self.items.query(query)
         return QueryRow(query.id, interleave(row["text"], row["image"]), query.positives, query.negatives)
 
