@@ -65,10 +65,12 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     with io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="") as file:
         for _ in range(skipped):
             file.readline()
-        rows, end = csv.reader(file, delimiter=separator, strict=True), skipped
+        rows = csv.reader(file, delimiter=separator, strict=True)
+        end = skipped
         try:
             for row in rows:
-                start, end = end + 1, skipped + rows.line_num
+                start = end + 1
+                end = skipped + rows.line_num
                 if not any(row):
                     continue
                 if not names:

@@ -213,10 +213,11 @@ class PairReader:
         cells = {name: _combined(table[name]) for name in self.names}
         problems: dict[int, ItemError] = {}
         ids = [str(number) for number in numbers]
-        for row, name in enumerate(as_names(cells[columns.id], columns.id)) if columns.id else ():
-            ids[row] = name or f"row {numbers[row]}"
-            if name is None:
-                problems[numbers[row]] = ItemError(ids[row], "the id is missing")
+        if columns.id:
+            for row, name in enumerate(as_names(cells[columns.id], columns.id)):
+                ids[row] = name or f"row {numbers[row]}"
+                if name is None:
+                    problems[numbers[row]] = ItemError(ids[row], "the id is missing")
 
         def attempt(row: int, check: Callable[..., Any], *values: Any) -> Any:
             """Return what `check(*values, name of the row)` returns, or None after a problem."""
@@ -236,7 +237,8 @@ class PairReader:
             cells[columns.text] = pa.array(columns.label.names).take(pc.if_else(pc.less(classes, 0), None, classes))
         if columns.group:
             rows["group"] = pa.array(as_names(cells[columns.group], columns.group), pa.string())
-        owners, texts = pa.array(range(len(ids))), None
+        owners = pa.array(range(len(ids)))
+        texts = None
         if columns.text:
             owners, texts = self._texts([cells[name] for name in (columns.text, *columns.joined)], attempt)
         if columns.picture:
@@ -345,7 +347,8 @@ class PairReader:
             owners, first = pairs["row"].to_numpy(), _first_places(pairs["key"])
         if problems and not self.skip:
             raise counted([problems[row] for row in sorted(problems)], count)
-        made, same = {name: pairs[name] for name in pairs.column_names}, first
+        made = {name: pairs[name] for name in pairs.column_names}
+        same = first
         if columns.picture:
             same = np.where(pc.is_null(pairs["file"]), first, _first_places(pairs["file"]))
         if not columns.group and (same != np.arange(len(same))).any():
@@ -380,7 +383,9 @@ class PairReader:
             first: For each pair, the first one of its id.
             problems: Of rows; those with the id of another image are added, and get an id of their own.
         """
-        owners, ids, copies = pairs["row"].to_pylist(), pairs["id"].to_pylist(), []
+        owners = pairs["row"].to_pylist()
+        ids = pairs["id"].to_pylist()
+        copies = []
         unit, places = "rows", [*range(len(dataset))]
         if isinstance(self.source, str | Path) and table_suffix(Path(self.source)) in (".csv", ".tsv"):
             unit, places = "lines", [line for line, _ in csv_rows(Path(self.source).expanduser())][1:]
