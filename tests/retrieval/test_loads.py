@@ -172,6 +172,8 @@ def test_vectors_are_those_of_the_library(name, pooling, folders, pictures):
         wanted = torch.as_tensor(by_sentence_transformers(folders(name), pooling, items))
     np.testing.assert_allclose(found, torch.nn.functional.normalize(wanted, dim=1), atol=1e-5)
     assert np.abs(found[0] - found[1]).max() > 1e-4  # the vectors say something of the items
+    again = load_encoder(folders(name), device="cpu", pooling=pooling)
+    assert again.fingerprint == encoder.fingerprint  # else a collection is never its model's again
 
 
 @pytest.mark.parametrize("name", [name for name, (read_at, *_) in LOADS.items() if not read_at])

@@ -66,6 +66,8 @@ def load_stock_model(
             raise ValueError(f"{len(missing)} weights of a {kind!r} are missing, such as {missing[:3]}")
         if left := [name for name in sorted(report["unexpected_keys"]) if "_projection" in name]:
             raise ValueError(f"it is one tower with a projection {left}, which AutoModel leaves out; load both towers")
+        for name in absent:  # random in each process and never used: its fingerprint must not depend on them
+            torch.nn.init.zeros_(model.get_parameter(name))
         is_trained = not absent and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES  # else a pooler for another end
         stock = StockModel(model.get_encoder() if has_decoder else model, pooling, is_trained).eval()
         processor = StockProcessor(
