@@ -180,6 +180,16 @@ class TestResume:
             encode(tmp_path, encoder=encoder)
         assert encode(tmp_path).changes == Changes(added=ROWS - 9, unchanged=9, encoded=ROWS - 9)
 
+    def test_ctrl_c_while_it_is_published(self, tmp_path, monkeypatch):
+        def stop(uri, table):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("conjoin.retrieval.encode.publish", stop)
+            with pytest.raises(KeyboardInterrupt, match=f"{ROWS} rows are kept in .*: run the same again, it resumes"):
+                encode(tmp_path)
+        assert encode(tmp_path).changes == Changes(unchanged=ROWS)
+
     def test_what_is_slow_is_written_before_the_chunk_ends(self, tmp_path, monkeypatch):
         monkeypatch.setattr("conjoin.retrieval.encode._SECONDS_PER_COMMIT", -1)
         encoder, counts = counting(), []
@@ -258,6 +268,15 @@ class TestUpdate:
         for again in (rows, [{"id": "a", "text": "a"}]):
             assert encode(tmp_path, again, tiny_encoder(input_type="cat")).model.input_type == "cat"
         assert len(Collection(tmp_path)) == 7
+
+    def test_several_images_are_remembered_of_a_stopped_update(self, small, tmp_path, pictures):
+        encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
+        rows = [{"id": f"two {number}", "image": [np.asarray(each) for each in pictures[:2]]} for number in range(8)]
+        with pytest.raises(Stop):
+            encode(tmp_path, stopping(rows, 7), tiny_encoder(input_type="cat"))
+        collection = encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
+        assert collection.changes == Changes(unchanged=1) and len(collection) == 7
+        assert collection.model.input_type == "cat"
 
 
 class TestPictures:
@@ -359,6 +378,14 @@ def other_ids():
     return rows
 
 
+def deep(levels):
+    """A list in a list, and so on."""
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 ERRORS = [
     ([], {}, "the dataset is empty: there are no rows to encode"),
     (datasets.Dataset.from_dict({"id": [], "text": []}), {}, "the dataset is empty"),
@@ -377,6 +404,9 @@ ERRORS = [
       for kept in (5, [1, 2], {1: "b"}, {"": 3})),
     *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', which cannot")
       for name in ("id", "vector", "item_digest", "row_digest", "picture", "text", "_rowid", "_distance", "a.b", "`")),
+    ([{"id": "a", "text": "x", "metadata": {"id": 3}}, {"id": "b", "text": "y"}], {"on_error": "skip"},
+     "item 'a': \"metadata"),
+    ([{"id": "a", "text": "x", "metadata": {"deep": deep(5000)}}], {}, "item 'a': maximum recursion depth"),
     ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "'price' .*kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),

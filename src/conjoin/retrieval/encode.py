@@ -331,12 +331,14 @@ def encode_rows(
             if digest == digests[index]:
                 unchanged += 1
                 continue
-            items[index] = row_item(parts, name)
-            known_values = {"id": ids[index], "item_digest": item_digest(parts), "row_digest": digest}
-            paths = {} if image is None else {"image": _image_paths(image) or None}
-            changed[index] = known_values | _kept_values(row, name) | paths
-        except (OSError, ValueError) as error:
+            item, content = row_item(parts, name), item_digest(parts)
+        except (OSError, RecursionError, ValueError) as error:
             skip(index, error if isinstance(error, ItemError) else ItemError(name, str(error)))
+            continue
+        items[index] = item
+        paths = {} if image is None else {"image": _image_paths(image) or None}
+        known_values = {"id": ids[index], "item_digest": content, "row_digest": digest}
+        changed[index] = known_values | _kept_values(row, name) | paths  # a wrong column is no row to skip
     stored = known.vectors(
         {ids[index]: values["item_digest"] for index, values in changed.items() if digests[index] >= 0}
     )
@@ -459,6 +461,8 @@ def write_rows(
                 table.add(new)
             if len(changed):
                 table.merge_insert("id").when_matched_update_all().execute(changed)
+            recorded = read_metadata(table)  # a run that is stopped leaves items with several images
+            write_metadata(table, recorded | {"details": recorded["details"] | {"several": details["several"]}})
         counts.update(added=len(new), replaced=len(changed))
 
     length = len(rows) if isinstance(rows, Sized) else None
@@ -476,28 +480,29 @@ def write_rows(
                 bar.update(len(part.records) + part.unchanged + len(part.skipped))
                 if len(pending) >= _ROWS_PER_COMMIT or monotonic() - written > _SECONDS_PER_COMMIT:
                     write()
+            write()
+            total = counts.total() - counts["encoded"]
+            if not total:
+                raise ValueError("the dataset is empty: there are no rows to encode")
+            is_gone = np.isin(known.keys, id_keys(row.id for row in skipped))
+            if options.sync:
+                is_gone |= ~known.seen.add(known.keys)
+            gone = known.keys[is_gone]
+            if table is None or table.count_rows() == len(gone):
+                reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
+                raise ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
+            with committing(uri):
+                if len(gone):
+                    _delete(table, gone)
+                if published_version(table) != table.version:
+                    write_metadata(table, read_metadata(table) | {"details": details})
+                publish(uri, table)
         except KeyboardInterrupt as stop:
             write()
             kept = 0 if table is None else table.count_rows()
             raise KeyboardInterrupt(f"{kept} rows are kept in {str(uri)!r}: run the same again, it resumes") from stop
         finally:
             write()
-        total = counts.total() - counts["encoded"]
-        if not total:
-            raise ValueError("the dataset is empty: there are no rows to encode")
-        is_gone = np.isin(known.keys, id_keys(row.id for row in skipped))
-        if options.sync:
-            is_gone |= ~known.seen.add(known.keys)
-        gone = known.keys[is_gone]
-        if table is None or table.count_rows() == len(gone):
-            reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
-            raise ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
-        with committing(uri):
-            if len(gone):
-                _delete(table, gone)
-            if published_version(table) != table.version:
-                write_metadata(table, read_metadata(table) | {"details": details})
-            publish(uri, table)
         if (folder := local_folder(uri)) is not None:
             (folder / SKIPPED_FILE).unlink(missing_ok=True)
             SkippedFile(folder).add(sorted(skipped))
