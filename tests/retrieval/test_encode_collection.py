@@ -404,8 +404,6 @@ ERRORS = [
       for kept in (5, [1, 2], {1: "b"}, {"": 3})),
     *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', which cannot")
       for name in ("id", "vector", "item_digest", "row_digest", "picture", "text", "_rowid", "_distance", "a.b", "`")),
-    ([{"id": "a", "text": "x", "metadata": {"id": 3}}, {"id": "b", "text": "y"}], {"on_error": "skip"},
-     "item 'a': \"metadata"),
     ([{"id": "a", "text": "x", "metadata": {"deep": deep(5000)}}], {}, "item 'a': maximum recursion depth"),
     ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "'price' .*kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),

@@ -331,14 +331,12 @@ def encode_rows(
             if digest == digests[index]:
                 unchanged += 1
                 continue
-            item, content = row_item(parts, name), item_digest(parts)
+            items[index] = row_item(parts, name)
+            known_values = {"id": ids[index], "item_digest": item_digest(parts), "row_digest": digest}
+            paths = {} if image is None else {"image": _image_paths(image) or None}
+            changed[index] = known_values | _kept_values(row, name) | paths
         except (OSError, RecursionError, ValueError) as error:
             skip(index, error if isinstance(error, ItemError) else ItemError(name, str(error)))
-            continue
-        items[index] = item
-        paths = {} if image is None else {"image": _image_paths(image) or None}
-        known_values = {"id": ids[index], "item_digest": content, "row_digest": digest}
-        changed[index] = known_values | _kept_values(row, name) | paths  # a wrong column is no row to skip
     stored = known.vectors(
         {ids[index]: values["item_digest"] for index, values in changed.items() if digests[index] >= 0}
     )
