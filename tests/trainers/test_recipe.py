@@ -66,6 +66,7 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"dataset_format": "queries", "dataset_streaming": True}, "dataset_streaming=True has no effect on rows of"),
         ({"dataset_mixture": [{"path": "a"}, {"path": "b"}]}, "set dataset_streaming: true"),
         ({"dataset_mixture": [{"sources": "a"}]}, "expected path, split, weight"),
+        ({"dataset_mixture": [{"split": "a"}], "dataset_streaming": True}, "expected path, split, weight"),
         ({"dataset_mixture": [{"path": PAIRS}] * 2, "dataset_streaming": True}, "two sources are called"),
         ({"dataset_mixture": [{"path": "a"}], "dataset_test_split": "b"}, "Name the evaluation rows by dataset_test"),
         ({"columns": {"query": "a"}}, r"columns: unknown roles \['query'\]; expected some of image, text"),

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
 from conjoin import __version__
@@ -253,9 +253,12 @@ class Results:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: Not JSON, missing or unknown keys, or values of other types.
+            ValueError: Not JSON, missing or unknown keys, or values of other types; the message names the file.
         """
-        return TypeAdapter(cls).validate_json(Path(path).read_bytes())
+        try:
+            return TypeAdapter(cls).validate_json(Path(path).read_bytes())
+        except ValidationError as error:
+            raise ValueError(f"{path}: not the results of an evaluation: {error}") from error
 
 
 def picture(image: Image.Image, size: int = 96) -> str:

@@ -271,7 +271,7 @@ class DataArguments:
             if not 0 < weight < float("inf"):
                 raise ValueError(f"dataset_mixture: a weight is {weight}; expected a positive number")
         if not self.has_queries and self.dataset_streaming:
-            names = [source.get("name") or source["path"] for source in sources]
+            names = [source.get("name") or source.get("path") for source in sources]
             streams = []
             for name, source in zip(names, sources, strict=True):
                 if names.count(name) > 1:
