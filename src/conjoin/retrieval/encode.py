@@ -76,8 +76,9 @@ class EncodeOptions:
         prompt_name: The name of one of the model's prompts, likewise.
         role: What the rows are: `"document"`, or `"query"` for queries whose vectors are stored.
         dtype: Type of the stored numbers, `"float32"` or `"float16"`.
-        on_error: `"skip"` leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
-            `problem` (see `load_pairs`); `Collection.skipped` lists them, and they are removed if they were there.
+        on_error: `"skip"` leaves out the rows that cannot be used: whose image or text cannot be read, whose
+            `"metadata"` cannot be kept, or that have a `problem` (see `load_pairs`); `Collection.skipped` lists them,
+            and they are removed if they were there.
         keep_pictures: Also store a JPEG thumbnail of each row's picture, at most this many pixels wide and high.
         settings: What else the vectors are made from (plain values, as JSON holds them); recorded, and compared.
 
