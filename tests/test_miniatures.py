@@ -216,10 +216,10 @@ def test_every_out_of_distribution_test_has_queries_and_leaves_some_to_train_on(
     values = ood_values(merit)
     found = {name.partition(":")[0] for query in queries for name in ood_subsets(query, products, values)}
     assert found == {"language", "attribute", "class"}
-    train = read["train"][0]
+    train, by_id = read["train"][0], {query.id: query for query in read["train"][1]}
     for kind in found:
         rows = MeritTraining(merit, ood=kind)
-        touched = [train[pid] for query in rows.queries for pid in query.touched]
+        touched = [train[pid] for index in range(len(rows)) for pid in by_id[rows.read(index).id].touched]
         assert touched and not any(is_held_out(product, kind, values) for product in touched)
     assert 0 < len(MeritTraining(merit, ood="language")) < len(MeritTraining(merit))
 
