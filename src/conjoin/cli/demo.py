@@ -9,9 +9,8 @@ from pathlib import Path
 class Options:
     """Build the emoji sample, train a model and its baselines on it, encode a gallery, search it, and evaluate.
 
-    All nine modality combinations of a held-out gallery are evaluated, in a report. Two minutes on two CPU cores of a
-    server, more on a laptop; needs the sample, which the README installs, and no network. --KEY VALUE changes
-    a key of the recipe.
+    All nine modality combinations of a held-out gallery are evaluated, in a report. Two minutes on two cores of an AMD
+    EPYC; needs the sample, which the README installs, and no network. --KEY VALUE changes a key of the recipe.
 
     Args:
         out: Output folder.
