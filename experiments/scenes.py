@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from conjoin.data.emoji.sample import EMOJI_STYLES, EmojiConcept, draw_svg, emoji_concepts, emoji_drawings, name_words
-from conjoin.data.make.construction.symmetric import EDITS
+from conjoin.data.generate.construction.symmetric import EDITS
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, publish_folder, text_digest, write_text
 

@@ -20,13 +20,15 @@ LAYERS = (
     "hub",
     "retrieval",
     "evaluation",
+    "push",
     "trainers",
     "serving",
+    "start",
     "demo",
     "cli",
 )
 """A folder imports what stands before it."""
-TOP = {f"conjoin.{name}" for name in ("constants", "devices", "lazy", "progress")}
+TOP = {f"conjoin.{name}" for name in ("constants", "devices", "lazy", "progress", "templates")}
 """Modules of one file that every folder may import, but for hub code."""
 FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])
 

@@ -8,13 +8,11 @@ import pytest
 
 from conjoin.cli.main import run_command
 from conjoin.data import load_emoji, load_sample_text_tower, load_sample_vision_tower
-from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
 from conjoin.retrieval import MilvusCollection
 from tiny_collections import made
 
 IMPORTED = {
-    "diffusers": (lambda folder: synthesise_with("painter")("a tree"), "pip install diffusers"),
     "evaluate": (lambda folder: load_metric("mrr_at_k"), 'pip install "conjoin[evaluate]"'),
     "faiss": (lambda folder: made(folder, np.eye(5)).index_faiss(), 'pip install "conjoin[faiss]"'),
     "mteb": (lambda folder: run_command("mteb m --tasks t --out x".split()), 'pip install "conjoin[mteb]"'),

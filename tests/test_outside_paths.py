@@ -6,7 +6,6 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs
-from conjoin.evaluation.search_page import write_search_page
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -16,6 +15,7 @@ from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import Collection, encode_collection
 from conjoin.retrieval.pictures import picture_folders
 from conjoin.serving.html import results_html
+from conjoin.serving.search_page import write_search_page
 from conjoin.serving.searcher import Found
 from conjoin.storage import DamagedError, check_checksums
 from conjoin.trainers.solar_teachers import Teachers

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conjoin.cli.main import main
 from conjoin.evaluation import Curve, render_report
-from conjoin.hub import load_embedder, load_model, model_upload
+from conjoin.hub import load_embedder, load_model
 from conjoin.models.shortcuts import use_shortcuts
+from conjoin.push import model_upload
 from conjoin.trainers.compress import (
     ATTENDED,
     CompressOptions,

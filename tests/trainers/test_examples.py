@@ -130,6 +130,6 @@ def test_index_and_search(rows, tiny_checkpoints):
 
 
 def test_examples_are_short():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     for path in EXAMPLES:
         assert len(path.read_text().splitlines()) <= 60, path

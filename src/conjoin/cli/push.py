@@ -72,11 +72,7 @@ def run(options: Options) -> None:
     """Collect the files, say what is pushed, and push."""
     from huggingface_hub.utils import validate_repo_id
 
-    from conjoin.evaluation.metric_space import metric_upload
-    from conjoin.hub import model_upload, push
-    from conjoin.hub.dataset_upload import dataset_upload
-    from conjoin.retrieval.collection_copy import collection_upload
-    from conjoin.serving.space import space_upload
+    from conjoin.push import collection_upload, dataset_upload, metric_upload, model_upload, push, space_upload
 
     source, repo_id, model = options.source, options.repo_id, options.model
     validate_repo_id(repo_id)

@@ -98,8 +98,8 @@ def run(options: Options) -> None:
             "--image, or encode with a model that compares words with pictures"
         ]
     if options.html is not None:
-        from conjoin.evaluation.search_page import write_search_page
         from conjoin.retrieval.pictures import picture_folders
+        from conjoin.serving.search_page import write_search_page
 
         page: dict[str, Any] = {"title": options.title_column, "notes": notes}
         write_search_page(item, results, options.html, options.where, picture_folders(collection.uri), **page)

@@ -52,12 +52,12 @@ def run(options: Options) -> None:
     """Run the command."""
     from conjoin.cli.main import run_command
     from conjoin.data.csv_files import ENCODING
-    from conjoin.demo.start import ABOUT, check_table, choose_model, start_commands
+    from conjoin.start.commands import ABOUT, check_table, choose_model, start_commands
 
     if options.encoding is not None:
         os.environ[ENCODING] = options.encoding
     check_table(options.table)
-    from conjoin.demo.products import find_products
+    from conjoin.start.products import find_products
 
     columns = options.image_column, options.text_column, options.id_column
     products = find_products(options.table, *columns, options.keep)

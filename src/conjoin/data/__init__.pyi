@@ -20,23 +20,21 @@ from conjoin.data.emoji.weights import (
     load_sample_vision_tower as load_sample_vision_tower,
     sample_image_processor as sample_image_processor,
 )
-from conjoin.data.json_files import JsonLines as JsonLines
-from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
-from conjoin.data.make.composition.compose import (
+from conjoin.data.generate.ask import ask_with as ask_with
+from conjoin.data.generate.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
+from conjoin.data.generate.composition.compose import (
     Case as Case,
     compose_queries as compose_queries,
     judge_by_titles as judge_by_titles,
 )
-from conjoin.data.make.composition.instructions import load_templates as load_templates
-from conjoin.data.make.composition.samplers import SAMPLERS as SAMPLERS, CompositionSettings as CompositionSettings
-from conjoin.data.make.construction.models import (
-    ask_with as ask_with,
-    describe_with as describe_with,
-    edit_with as edit_with,
-    rewrite_with as rewrite_with,
-    synthesise_with as synthesise_with,
+from conjoin.data.generate.composition.instructions import load_templates as load_templates
+from conjoin.data.generate.composition.samplers import SAMPLERS as SAMPLERS, CompositionSettings as CompositionSettings
+from conjoin.data.generate.construction.symmetric import (
+    EDITS as EDITS,
+    Edited as Edited,
+    construct_symmetric as construct_symmetric,
 )
-from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
+from conjoin.data.json_files import JsonLines as JsonLines
 from conjoin.data.mbeir import (
     MBEIR_CELLS as MBEIR_CELLS,
     MbeirCandidates as MbeirCandidates,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conjoin.evaluation.results import Curve, Metric, Results, Score, Table, TableRow
+from conjoin.templates import template
 
 WIDTH = 100
 """Columns of a terminal. A wider table shows no chance, then no intervals either; the report has them."""
@@ -145,17 +146,14 @@ def render_report(results: Results, out_html: str | os.PathLike[str]) -> Path:
     facts = {"Model": results.model, "Data": results.dataset, "Versions": run, "Configuration": results.config}
     heading = f"{results.title} · {model}" if model else results.title
     charts = [place_curve(curve) for curve in results.curves if any(curve.series.values())]
-    template = Path(__file__).with_name("report.html.j2")
-    return write_page(template, Path(out_html), results=results, heading=heading, facts=facts, charts=charts)
+    return write_page(
+        "evaluation/report.html.j2", Path(out_html), results=results, heading=heading, facts=facts, charts=charts
+    )
 
 
-def write_page(template: Path, target: Path, **values: Any) -> Path:  # noqa: ANN401
+def write_page(name: str, target: Path, **values: Any) -> Path:  # noqa: ANN401
     """Fill a template with values, write the page to `target`, and return `target`."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "plain": plain}
-    page = environment.from_string(template.read_text(encoding="utf-8")).render(**values)
+    page = template(name, percent=percent, plain=plain).render(**values)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target

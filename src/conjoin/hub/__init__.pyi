@@ -1,4 +1,3 @@
-from conjoin.hub.commit import Upload as Upload, push as push
 from conjoin.hub.embedder import load_embedder as load_embedder
 from conjoin.hub.load import (
     check_model as check_model,
@@ -13,4 +12,3 @@ from conjoin.hub.load import (
 from conjoin.hub.onnx_export import export_onnx as export_onnx
 from conjoin.hub.save import export as export
 from conjoin.hub.stock import export_stock as export_stock, save_model as save_model
-from conjoin.hub.upload import model_upload as model_upload

@@ -1,17 +1,14 @@
-"""Copying a collection: to another folder or an object store, or, without paths of this machine, to the Hub."""
+"""Copying a collection: to another folder or an object store, perhaps without paths of this machine."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pyarrow as pa
-from huggingface_hub import DatasetCard, DatasetCardData
 
-from conjoin.hub.card import CARDS
-from conjoin.hub.commit import Upload
-from conjoin.hub.local_paths import is_absolute, public_name
+from conjoin.hub.local_paths import is_absolute
 from conjoin.processing.item_images import is_url
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
@@ -20,7 +17,6 @@ from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_f
 from conjoin.storage import FOLDER_CHECKSUMS
 
 _BATCHES_PER_COMMIT = 16
-_PARTS = (f"{TABLE}/*", FOLDER_CHECKSUMS, "*.parquet")
 
 
 def copy_collection(
@@ -104,63 +100,8 @@ def _public(value: Any, is_image: bool) -> Any:  # noqa: ANN401 - a value of a r
     return PureWindowsPath(value).name if is_path else value
 
 
-def collection_upload(
-    uri: str | Path,
-    repo_id: str,
-    work: str | Path,
-    *,
-    model: str | None = None,
-    side: int | None = None,
-    license: str | None = None,
-    languages: Sequence[str] = (),
-) -> Upload:
-    """Copy a collection without paths of this machine, and render its card.
-
-    Args:
-        uri: Of the collection.
-        repo_id: The repository, `OWNER/NAME`.
-        work: Folder for the copy, needed until it is pushed.
-        model: Name of its model on the Hub; of a local model the name of its folder when None.
-        side: Make thumbnails of at most this many pixels, if the collection has none.
-        license: Licence of the data.
-        languages: Codes of its languages.
-
-    Raises:
-        FileNotFoundError: There is no such collection, or no such picture to make a thumbnail of.
-        ValueError: It is unfinished or damaged, or a picture cannot be read.
-    """
-    collection = Collection(uri)
-    model = model or public_name(collection.model.name)
-    copy = copy_collection(collection, work, model_name=model, side=side, show_progress=True)
-    card = _render(copy, repo_id, license, list(languages))
-    return Upload(repo_id, "dataset", collection_files(copy.uri) | {"README.md": card.encode()}, _PARTS)
-
-
 def collection_files(folder: str | Path) -> dict[str, Path | bytes]:
     """Return the files of a collection by their names in it: those of its table, and their checksums."""
     folder = Path(folder)
     files = sorted(path for path in (folder / TABLE).rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path for path in (*files, folder / FOLDER_CHECKSUMS)}
-
-
-def _render(collection: Collection, repo_id: str, license: str | None, languages: list[str]) -> str:
-    data = DatasetCardData(
-        pretty_name=repo_id.split("/")[-1],
-        tags=["conjoin", "lance", "multimodal-retrieval"],
-        license=license,
-        language=languages or None,
-    )
-    return str(
-        DatasetCard.from_template(
-            data,
-            template_path=str(CARDS / "datasets" / "collection.md"),
-            repo_id=repo_id,
-            name=repo_id.split("/")[-1],
-            model=collection.model.name,
-            dimension=collection.dimension,
-            dtype=collection.dtype,
-            rows=f"{len(collection):,}",
-            columns=[(field.name, str(field.type)) for field in collection.table.schema],
-            index=collection.metadata["index"],
-        )
-    )

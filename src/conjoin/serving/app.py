@@ -157,7 +157,7 @@ class SearchPage:
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
-        from conjoin.evaluation.search_page import row_title
+        from conjoin.serving.search_page import row_title
         from conjoin.serving.why import explain_result
 
         hit = next((hit for hit in query.found[side] if hit.rank == rank), None) if query else None

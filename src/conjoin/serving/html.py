@@ -4,23 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from conjoin.evaluation.search_page import row_picture, row_title
 from conjoin.serving.columns import Column
+from conjoin.serving.search_page import row_picture, row_title
+from conjoin.templates import template
 
 if TYPE_CHECKING:
     from conjoin.serving.searcher import Found
 
 _SIDE = 224
 _SHOWN = 4
-_PARTS = Environment(
-    loader=PackageLoader("conjoin.serving", "."),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-).get_template("app.html.j2")
+_PARTS = "serving/app.html.j2"
 _TEMPLATE = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
 
 NOTHING = "Nothing was found: no row fulfils the filter."
@@ -36,7 +29,7 @@ element.addEventListener('click', event => {
 
 def render(part: str, **values: Any) -> str:  # noqa: ANN401
     """Fill a macro of `app.html.j2`; every text is escaped, also for templates of the browser."""
-    return str(getattr(_PARTS.module, part)(**values)).translate(_TEMPLATE)
+    return str(getattr(template(_PARTS).module, part)(**values)).translate(_TEMPLATE)
 
 
 def message(text: str, kind: str = "note") -> str:

@@ -22,7 +22,7 @@ from conjoin.data import EpochRows, PairCollator
 from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.metrics import integer_labels
-from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, model_upload, push, save_model
+from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, save_model
 from conjoin.hub.load import MODELS, model_type
 from conjoin.losses.gather import is_distributed
 from conjoin.losses.temperature import Temperature
@@ -31,6 +31,7 @@ from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECT
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
+from conjoin.push import model_upload, push
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
@@ -692,7 +693,7 @@ class RetrievalTrainer(Trainer):
             commit_message: Of the commit.
             token: In place of `hub_token`.
             revision: Branch, in place of `hub_revision`.
-            kwargs: Passed to `conjoin.hub.model_upload`: `license`, `languages`, `datasets` ...
+            kwargs: Passed to `conjoin.push.model_upload`: `license`, `languages`, `datasets` ...
 
         Returns:
             The URL of the commit; None on further processes.

@@ -6,8 +6,8 @@ import re
 
 from PIL import Image
 
-from conjoin.evaluation.search_page import write_search_page
 from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.serving.search_page import write_search_page
 
 
 def test_a_page(tmp_path):

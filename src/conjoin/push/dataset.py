@@ -11,7 +11,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from conjoin.data import JsonLines, load_triplets
 from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
 from conjoin.hub.card import CARDS
-from conjoin.hub.commit import Upload
+from conjoin.push.commit import Upload
 
 _STRING = datasets.Value("string")
 _MERIT_QUERIES = datasets.Features(

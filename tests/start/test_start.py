@@ -14,10 +14,10 @@ from PIL import Image
 from conjoin.cli.main import main
 from conjoin.data.csv_files import ENCODING
 from conjoin.data.row_images import ALLOW_ROOTS
-from conjoin.demo.products import find_products
-from conjoin.demo.start import PUBLIC_MODEL, check_table, choose_model, start_commands
 from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import Collection
+from conjoin.start.commands import PUBLIC_MODEL, check_table, choose_model, start_commands
+from conjoin.start.products import find_products
 
 GERMAN = {
     "Artikelnr": ["A-1", "A-2", "A-3", "A-4"],
@@ -158,7 +158,7 @@ def test_a_wrong_table_is_named(tmp_path, table, text, problem):
 
 def test_a_table_is_checked_without_torch(tmp_path):
     (tmp_path / "a.csv").write_text("title,price\na lamp,3\n")
-    code = "import sys, conjoin.demo.start as start; start.check_table(sys.argv[1]); print('torch' in sys.modules)"
+    code = "import sys, conjoin.start.commands as start; start.check_table(sys.argv[1]); print('torch' in sys.modules)"
     run = [sys.executable, "-c", code, str(tmp_path / "a.csv")]
     assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -14,13 +14,11 @@ from test_push import metadata
 
 from conjoin.cli.main import main
 from conjoin.data import load_triplets
-from conjoin.evaluation.metric_space import metric_upload
-from conjoin.hub import export, model_upload, push
-from conjoin.hub.dataset_upload import dataset_upload
+from conjoin.hub import export
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
+from conjoin.push import collection_upload, dataset_upload, metric_upload, model_upload, push
 from conjoin.retrieval import ItemEncoder, encode_collection, open_collection
-from conjoin.retrieval.collection_copy import collection_upload
 from loopback_hub import ENVIRONMENT
 from tiny_encoder import tiny_encoder
 from tiny_merit import QUERIES, product_rows, write_products, write_queries

@@ -1,15 +1,17 @@
 import json
 import re
 import sys
+from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from conjoin.data import load_triplets
-from conjoin.data.make.construction.models import describe_with, edit_with, rewrite_with, synthesise_with
-from conjoin.data.make.construction.symmetric import EDITS, Edited, construct_symmetric
+from conjoin.data.generate.construction.symmetric import EDITS, Edited, construct_symmetric
 
+EXAMPLE = run_path(str(Path(__file__).parents[3] / "examples/construct_symmetric.py"))
 COLOURS = ("red", "green", "blue")
 
 
@@ -159,7 +161,10 @@ class TestModels:
         return made
 
     def test_texts_by_transformers(self, pipelines):
-        describe, edit = describe_with("eyes", device="cpu"), edit_with("words", max_new_tokens=9)
+        describe, edit = (
+            EXAMPLE["describe_with"]("eyes", device="cpu"),
+            EXAMPLE["edit_with"]("words", max_new_tokens=9),
+        )
         assert pipelines == []  # nothing is loaded before it is needed
         common = ["do_sample", "max_new_tokens", "return_full_text"]
         assert json.loads(describe(Image.new("RGB", (2, 2)))) == ["image-text-to-text", [*common, "text"], 160]
@@ -167,7 +172,7 @@ class TestModels:
         assert json.loads(made.text) == ["text-generation", [*common, "text_inputs"], 9]
         assert made == edit("a tree") and made.edit in EDITS
         assert {edit(f"{number} trees").edit for number in range(20)} == set(EDITS)
-        assert json.loads(rewrite_with("words")("a tree"))[0] == "text-generation"
+        assert json.loads(EXAMPLE["rewrite_with"]("words")("a tree"))[0] == "text-generation"
         assert pipelines == [
             ("image-text-to-text", "eyes", {"device": "cpu"}),
             ("text-generation", "words", {}),
@@ -179,8 +184,8 @@ class TestModels:
 
         class Pipeline:
             @classmethod
-            def from_pretrained(cls, model, torch_dtype):
-                seen.append((model, torch_dtype))
+            def from_pretrained(cls, model):
+                seen.append(model)
                 return cls()
 
             def to(self, device):
@@ -192,6 +197,6 @@ class TestModels:
                 return SimpleNamespace(images=[Image.new("RGB", (3, 3))])
 
         monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(AutoPipelineForText2Image=Pipeline))
-        synthesise = synthesise_with("painter", seed=5, device="cpu", num_inference_steps=4)
+        synthesise = EXAMPLE["synthesise_with"]("painter", seed=5, device="cpu", num_inference_steps=4)
         assert synthesise("a tree").size == synthesise("a tree").size == (3, 3)
-        assert seen == [("painter", None), "cpu", *[("a tree", 5, {"num_inference_steps": 4})] * 2]
+        assert seen == ["painter", "cpu", *[("a tree", 5, {"num_inference_steps": 4})] * 2]

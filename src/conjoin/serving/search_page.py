@@ -44,8 +44,9 @@ def write_search_page(
         facts = {key: value for key, value in facts.items() if key != "picture" and str(value) != name}
         shown_results.append({**result, "title": name, "row": facts, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
-    template = Path(__file__).with_name("search.html.j2")
-    return write_page(template, Path(target), query=shown, results=shown_results, where=where, notes=notes)
+    return write_page(
+        "serving/search.html.j2", Path(target), query=shown, results=shown_results, where=where, notes=notes
+    )
 
 
 def row_title(row: Mapping[str, Any], id_: str, column: str | None = None) -> str:

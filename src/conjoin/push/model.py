@@ -6,8 +6,8 @@ from typing import Any
 
 from conjoin.constants import SOLAR_HEADS
 from conjoin.hub.card import render_card
-from conjoin.hub.commit import Upload
 from conjoin.hub.local_paths import without_paths
+from conjoin.push.commit import Upload
 from conjoin.storage import FOLDER_CHECKSUMS
 
 _NEEDED = ("config.json", "modules.json", "processor_config.json", "model*.safetensors")

@@ -103,7 +103,7 @@ def test_frequent_keys_are_damped_and_attribute_uniform_sampling_is_even(made, m
     options = {"conditions": {2: 1.0}, "max_positive_share": 1.0}
     plain, damped = [], []
     for damping, found in ((0.0, plain), (3.0, damped)):
-        monkeypatch.setattr("conjoin.data.make.composition.samplers.DAMPING", damping)
+        monkeypatch.setattr("conjoin.data.generate.composition.samplers.DAMPING", damping)
         found[:] = attributes_of(made(300, samplers={"conventional": 1.0}, **options))
     uniform = attributes_of(made(300, samplers={"attribute_uniform": 1.0}, **options))
     assert damped[0] < plain[0] - 0.05, "most products have a colour"

@@ -8,7 +8,7 @@ from conjoin.constants import SAMPLE_MODEL
 from conjoin.data.csv_files import csv_rows
 
 if TYPE_CHECKING:
-    from conjoin.demo.products import Products
+    from conjoin.start.products import Products
 
 PUBLIC_MODEL = "openai/clip-vit-base-patch32"
 ABOUT = {

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from conjoin.cli.main import main
-from conjoin.hub import export_stock, model_upload, push
-from conjoin.hub.commit import PushError
+from conjoin.hub import export_stock
+from conjoin.push import PushError, model_upload, push
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {

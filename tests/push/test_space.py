@@ -5,10 +5,10 @@ import yaml
 from PIL import Image
 
 from conjoin.cli.main import main
+from conjoin.push.space import SPACE, space_upload
 from conjoin.retrieval import Collection, encode_collection, load_encoder
 from conjoin.retrieval.pictures import read_picture
 from conjoin.serving.searcher import Searcher
-from conjoin.serving.space import SPACE, space_upload
 from conjoin.serving.why import explain_result
 from tiny_serving import png
 

@@ -6,7 +6,7 @@ from huggingface_hub import RepoCard, SpaceCardData
 
 from conjoin.evaluation import rank_metrics
 from conjoin.hub.card import CARDS
-from conjoin.hub.commit import Upload
+from conjoin.push.commit import Upload
 
 METRICS = ("hit_rate_at_k", "recall_at_k", "mrr_at_k")
 _SCRIPT = """from .rank_metrics import {name}, metric_class

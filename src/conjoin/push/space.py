@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import conjoin
-from conjoin.hub import model_upload
-from conjoin.hub.commit import Upload
+from conjoin.push.commit import Upload
+from conjoin.push.model import model_upload
 from conjoin.retrieval import Collection
 from conjoin.retrieval.collection_copy import collection_files, copy_collection
 from conjoin.retrieval.search import recorded_model

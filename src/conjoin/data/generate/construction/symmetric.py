@@ -21,6 +21,7 @@ from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.storage import content_digest, write_text
+from conjoin.templates import template
 
 logger = logging.getLogger(__name__)
 EDITS = ("replace", "add", "remove")
@@ -29,7 +30,7 @@ Record = dict[str, Any]
 """What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, its `edit` (of `EDITS`),
 `rewritten_text` (None: no variant), `edited_image` (paths relative to the folder); `skipped` says why there is no
 more."""
-_SHEET = "review_sheet.html.j2"
+_SHEET = "data/generate/construction/review_sheet.html.j2"
 _ROLES = {"query": "query X", "positive": "positive X⁺", "negative": "negative X⁻", "variant": "variant X′"}
 
 
@@ -176,8 +177,6 @@ def _write_review_sheet(path: Path, rows: list[dict[str, Any]]) -> None:
     Texts can be edited on the page. Decisions survive a reload if the browser keeps local data. The button saves the
     accepted rows with all their fields. Save them into the same folder, because image paths are relative to it.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     pictures = {}
     for row in rows:
         for name in (row[f"{role}_image"] for role in _ROLES if f"{role}_image" in row):
@@ -185,7 +184,6 @@ def _write_review_sheet(path: Path, rows: list[dict[str, Any]]) -> None:
             small.thumbnail((320, 320), Image.Resampling.LANCZOS)
             small.save(buffer := io.BytesIO(), "jpeg", quality=85)
             pictures[name] = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    loader = PackageLoader("conjoin.data.make.construction", ".")
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_SHEET)
     key, data = hashlib.sha256(path.read_bytes()).hexdigest()[:16], {"rows": rows, "pictures": pictures}
-    write_text(path.with_name("review.html"), template.render(title=path.name, key=key, roles=_ROLES, data=data))
+    page = template(_SHEET).render(title=path.name, key=key, roles=_ROLES, data=data)
+    write_text(path.with_name("review.html"), page)

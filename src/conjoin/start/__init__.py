@@ -1,0 +1,1 @@
+"""A catalogue to a search page in one command."""
