@@ -27,8 +27,7 @@ from plot import draw
 from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model
 from turns import setup, timed, write_json
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.retrieval.vectors import exact_search
 
 Line = list[tuple[float, float]]
@@ -96,10 +95,10 @@ def by_layers(args: argparse.Namespace) -> dict[str, Line]:
     line: Line = []
     with tempfile.TemporaryDirectory() as name:
         pruned_mllm.save_checkpoint(args.size, Path(name))
-        processor = MllmRetrieverProcessor.from_mllm(name)
+        processor = mllm_processor(name)
         batch = dict(processor(pruned_mllm.make_items("text", 4, args.size)))
         for keep in args.layers:
-            model = MllmRetrieverModel.from_mllm(name, keep)
+            model = mllm_model(name, keep)
             line.append((keep, milliseconds(lambda model=model: model(**batch), args.turns) / 4))
     return {"text": line}
 

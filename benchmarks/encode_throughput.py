@@ -51,11 +51,10 @@ from transformers import (
 from turns import median, setup, speed_up, table, take_turns, write_json
 
 from conjoin.hub import export
+from conjoin.hub.build import mllm_model, mllm_processor, score_fusion_model, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
 
 MODELS = ("joint_encoder", "score_fusion", "token_fusion", "mllm_retriever", "stock_clip")
@@ -116,8 +115,8 @@ def save_model(name: str, size: Mapping[str, Any], folder: Path) -> None:
     torch.manual_seed(0)
     if name == "mllm_retriever":
         pruned_mllm.save_checkpoint(size["mllm"], folder / "mllm")
-        model = MllmRetrieverModel.from_mllm(folder / "mllm", pruned_mllm.KEEP)
-        processor = MllmRetrieverProcessor.from_mllm(folder / "mllm", max_pixels=256 * 28 * 28)
+        model = mllm_model(folder / "mllm", pruned_mllm.KEEP)
+        processor = mllm_processor(folder / "mllm", max_pixels=256 * 28 * 28)
         export(model, processor, folder)
         return
     if name in ("score_fusion", "stock_clip"):
@@ -126,7 +125,7 @@ def save_model(name: str, size: Mapping[str, Any], folder: Path) -> None:
             for part in (own, images, tokenizer):
                 part.save_pretrained(folder)
             return
-        export(ScoreFusionModel.from_clip(own), ImageTextProcessor(images, tokenizer), folder)
+        export(score_fusion_model(own), ImageTextProcessor(images, tokenizer), folder)
         return
     tokenizer = bert_tokenizer()
     vision = Dinov2Model(
@@ -137,10 +136,10 @@ def save_model(name: str, size: Mapping[str, Any], folder: Path) -> None:
     processor = ImageTextProcessor(ViTImageProcessorPil(size=pixels), tokenizer)
     if name == "joint_encoder":
         width = {"hidden_size": size["text"][0], "num_attention_heads": size["text"][2]}
-        model = JointEncoderModel.from_backbones(vision, text, **width)
+        model = towers_model(JointEncoderModel, vision, text, **width)
     else:
         ids = {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id}
-        model = TokenFusionModel.from_backbones(vision, text, **ids)
+        model = towers_model(TokenFusionModel, vision, text, **ids)
     export(model, processor, folder)
 
 

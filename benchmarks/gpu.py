@@ -47,6 +47,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from turns import table, write_json
 
+from conjoin.hub.build import score_fusion_model
+
 PEAKS = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H200": 989, "NVIDIA L40S": 362}
 PEAKS |= dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 312)
 """Dense bfloat16 peak by torch's name of the device, in 10^12 operations per second."""
@@ -246,7 +248,6 @@ def encode(size: Size, device: str) -> Iterator[Row]:
     from PIL import Image
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
-    from conjoin.models.score_fusion import ScoreFusionModel
     from conjoin.processing import ImageTextProcessor
     from conjoin.retrieval import ItemEncoder
 
@@ -267,7 +268,7 @@ def encode(size: Size, device: str) -> Iterator[Row]:
 
     torch.manual_seed(0)
     config: Any = CLIPConfig(**size.clip)
-    model, side = ScoreFusionModel.from_clip(CLIPModel(config)), config.vision_config.image_size
+    model, side = score_fusion_model(CLIPModel(config)), config.vision_config.image_size
     words = {word: place for place, word in enumerate(("a", "a</w>", "<|startoftext|>", "<|endoftext|>"))}
     images = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     processor = ImageTextProcessor(images, CLIPTokenizer(vocab=words, merges=[], model_max_length=77))

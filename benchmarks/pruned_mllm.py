@@ -54,7 +54,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel, pruned_checkpoint
+from conjoin.hub import pruned_checkpoint
+from conjoin.hub.build import mllm_model, mllm_processor
+from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.models.shortcuts import PREFIX, Shortcuts, after_prefix, make_readable
 from conjoin.processing import MllmRetrieverProcessor
 
@@ -181,7 +183,7 @@ Variants = dict[str, Forward]
 def make_variants(folder: Path) -> Variants:
     """All variants of a checkpoint."""
     stock = Qwen2VLForConditionalGeneration.from_pretrained(folder).eval()
-    whole, pruned = (MllmRetrieverModel.from_mllm(folder, keep) for keep in (None, KEEP))
+    whole, pruned = (mllm_model(folder, keep) for keep in (None, KEEP))
     return {
         "stock": StockForward(stock, cache=True, logits=True),
         "no cache": StockForward(stock, logits=True),
@@ -290,7 +292,7 @@ def resident_bytes(name: str) -> int:
 def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Seconds and bytes of loading, then the peak memory of one forward; runs in a separate process."""
     torch.set_num_threads(args.threads)
-    processor = MllmRetrieverProcessor.from_mllm(folder)
+    processor = mllm_processor(folder)
     batch = dict(processor(make_items(kind, args.batch_size, args.size)))
     held = resident_bytes("VmRSS")
     start = time.perf_counter()
@@ -299,7 +301,7 @@ def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespac
         read = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
         pruned_checkpoint.safe_open = CountedReads
-        forward = Retriever(MllmRetrieverModel.from_mllm(folder, KEEP if model == "pruned" else None), Shortcuts())
+        forward = Retriever(mllm_model(folder, KEEP if model == "pruned" else None), Shortcuts())
         read = CountedReads.total
     loaded = time.perf_counter() - start
     with torch.no_grad():
@@ -408,7 +410,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, torch.no_grad():
         folder = Path(name)
         save_checkpoint(args.size, folder)
-        processor = MllmRetrieverProcessor.from_mllm(folder)  # the same at every size
+        processor = mllm_processor(folder)  # the same at every size
         variants = make_variants(folder)
         for kind in args.inputs:
             rows = compare(kind, variants, processor, args)

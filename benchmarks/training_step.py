@@ -42,11 +42,11 @@ from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, ViTIm
 from turns import median, setup, speed_up, table, take_turns, write_json
 
 from conjoin.hub import export
+from conjoin.hub.build import mllm_model, mllm_processor, towers_model
 from conjoin.hub.load import load_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import ImageTextProcessor
 from conjoin.trainers import ContrastiveConfig, QueryContrastiveTrainer, add_adapters
 from conjoin.trainers.gradient_cache import cached_backward
 
@@ -76,8 +76,8 @@ def save_model(args: argparse.Namespace, folder: Path) -> None:
     torch.manual_seed(0)
     if args.mllm:
         pruned_mllm.save_checkpoint(args.mllm, folder / "mllm")
-        processor = MllmRetrieverProcessor.from_mllm(folder / "mllm")
-        export(MllmRetrieverModel.from_mllm(folder / "mllm", pruned_mllm.KEEP), processor, folder)
+        processor = mllm_processor(folder / "mllm")
+        export(mllm_model(folder / "mllm", pruned_mllm.KEEP), processor, folder)
         return
     width, _, heads = sizes = SIZES[args.size]
     tokenizer = bert_tokenizer()
@@ -85,7 +85,7 @@ def save_model(args: argparse.Namespace, folder: Path) -> None:
     vision = Dinov2Model(
         Dinov2Config(image_size=28, patch_size=14, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     )
-    model = JointEncoderModel.from_backbones(vision, text, hidden_size=width, num_attention_heads=heads)
+    model = towers_model(JointEncoderModel, vision, text, hidden_size=width, num_attention_heads=heads)
     for module in model.modules():
         if isinstance(module, nn.Dropout):  # the draws of the two sides differ
             module.p = 0.0

@@ -29,6 +29,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from conjoin.hub import export_stock, load_embedder
+from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.trainers.peft import add_adapters, merge_lora, save_adapter
@@ -81,9 +82,9 @@ def build(name: str, folder: Path) -> tuple[MllmRetrieverModel, MllmRetrieverPro
         return load_embedder(folder, KEPT)
     save_mllm(name, folder)
     widen(folder)
-    model = MllmRetrieverModel.from_mllm(str(folder), KEPT)
+    model = mllm_model(str(folder), KEPT)
     torch.nn.init.normal_(model.ret_embedding)
-    return model, MllmRetrieverProcessor.from_mllm(str(folder))
+    return model, mllm_processor(str(folder))
 
 
 def make_items() -> list[Any]:

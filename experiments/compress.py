@@ -21,6 +21,7 @@ from puma import make_data, measure
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 
 from conjoin.data import load_emoji
+from conjoin.hub.build import prune
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.trainers.compress import DistillationRows, Measured, agreement, hit_rates, measure_pairs
 from conjoin.trainers.peft import merge_lora
@@ -121,7 +122,7 @@ def main() -> None:
             if record.has(last.format(kept), seed):
                 continue
             begin = time.process_time()
-            student = model.pruned(kept)
+            student = prune(model, kept)
             add(f"{kept} layers, first layers of the whole", student, whole)
             begin = time.process_time()
             add(f"{kept} layers, distilled", train(student, model, processor, rows, args, args.steps, seed), whole)

@@ -34,10 +34,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from conjoin.data import SAMPLE_VISION_LAYER, load_emoji, load_sample_vision_tower, sample_image_processor
 from conjoin.data.emoji.sample import wheel_folder
 from conjoin.evaluation import best_ranks
+from conjoin.hub.build import mllm_model, mllm_processor, retriever_template
 from conjoin.losses import gather_rows, symmetric_info_nce
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.from_mllm import retriever_template
 
 SIZE, POOLED = 98, 2
 PICTURE_TOKENS = 1 + POOLED**2
@@ -142,7 +142,7 @@ class AsTheyAre(nn.Module):
 def load_retriever(folder: Path, keep_layers: int, seed: int, **config: Any) -> MllmRetrieverModel:  # noqa: ANN401
     """Load the first layers of the MLLM, frozen; pictures are given as features."""
     torch.manual_seed(seed)
-    model = MllmRetrieverModel.from_mllm(folder, keep_layers, dtype=torch.bfloat16, **config)
+    model = mllm_model(folder, keep_layers, dtype=torch.bfloat16, **config)
     model.backbone.vision_tower = AsTheyAre()
     if DEVICE.type == "cpu":  # for short bfloat16 prompts, the eager backward is much faster there
         model.text_model.set_attn_implementation("eager")
@@ -153,7 +153,7 @@ def load_processor(
     folder: Path, pictures: PictureFeatures | None = None, ret_token: str | None = "[RET]"
 ) -> MllmRetrieverProcessor:
     """Load the processor of the MLLM; `pictures` replaces its image processor."""
-    processor = MllmRetrieverProcessor.from_mllm(folder, chat_template=TEMPLATE, ret_token=ret_token)
+    processor = mllm_processor(folder, chat_template=TEMPLATE, ret_token=ret_token)
     if pictures is not None:
         processor.image_processor = pictures
     return processor

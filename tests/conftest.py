@@ -16,6 +16,7 @@ from huggingface_hub.utils import disable_progress_bars
 from PIL import Image
 from transformers.utils import logging as library_logging
 
+from conjoin.hub.build import mllm_model, mllm_processor
 from loopback_hub import serve
 from tiny_checkpoints import CHECKPOINTS
 from tiny_embedders import drop_video
@@ -114,12 +115,10 @@ def mllm_checkpoints(tmp_path_factory):
 @pytest.fixture(scope="session")
 def retriever(mllm_checkpoints):
     """`retriever(name, keep_layers, ...)` is a tiny MLLM, pruned if told, and its processor."""
-    from conjoin.models.mllm_retriever import MllmRetrieverModel
-    from conjoin.processing import MllmRetrieverProcessor
 
     def get(name, keep_layers=None, **config):
         folder, _ = mllm_checkpoints(name)
-        return MllmRetrieverModel.from_mllm(folder, keep_layers, **config), MllmRetrieverProcessor.from_mllm(folder)
+        return mllm_model(folder, keep_layers, **config), mllm_processor(folder)
 
     return get
 

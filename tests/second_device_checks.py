@@ -7,8 +7,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
 import tiny_solar
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor
 from conjoin.retrieval import ItemEncoder, exact_search
 from conjoin.trainers.compress import readout_attention, readout_states
 from conjoin.trainers.gradient_cache import cached_backward
@@ -43,7 +42,7 @@ def on_both(run, *modules):
 
 def mllm(mllm_checkpoints, name, layers=None):
     folder = mllm_checkpoints(name)[0]
-    return MllmRetrieverModel.from_mllm(folder, layers).eval(), MllmRetrieverProcessor.from_mllm(folder)
+    return mllm_model(folder, layers).eval(), mllm_processor(folder)
 
 
 @pytest.mark.parametrize("name", TRAINERS)
@@ -72,7 +71,7 @@ def test_encoding(name, monkeypatch, tiny_checkpoints, mllm_checkpoints, picture
     if name in MODELS:
         build, vision, text, config = MODELS[name]
         folders = tiny_checkpoints[vision], tiny_checkpoints[text]
-        model, processor = build(*folders, **config), ImageTextProcessor.from_backbones(*folders)
+        model, processor = build(*folders, **config), image_text_processor(*folders)
     else:
         model, processor = mllm(mllm_checkpoints, name, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # the device knows no other

@@ -16,8 +16,8 @@ import yaml
 
 from conjoin.cli import main as cli
 from conjoin.hub import export
+from conjoin.hub.build import image_text_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import encode_collection, load_encoder
 from conjoin.trainers import load_recipe
 from tiny_commands import variants
@@ -61,8 +61,8 @@ def folder(tmp_path_factory, tiny_checkpoints, pictures):
     clip = tiny_checkpoints["clip"]
     for path, layers in (("model", 0), ("baselines/joint-encoder", 3)):
         sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": layers}
-        model = JointEncoderModel.from_backbones(clip, clip, **sizes)
-        export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs/demo" / path)
+        model = towers_model(JointEncoderModel, clip, clip, **sizes)
+        export(model, image_text_processor(clip, clip), folder / "runs/demo" / path)
     rows = []
     for number in range(64):
         pictures[number % len(pictures)].save(folder / f"p{number}.png")

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.serving import Limits
@@ -74,11 +73,11 @@ def encoders(tiny_checkpoints, mllm_checkpoints):
     """A joint encoder and an MLLM retriever, with their processors."""
     torch.manual_seed(0)
     towers = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-    joint = JointEncoderModel.from_backbones(*towers, hidden_size=24, num_attention_heads=2, num_vl_layers=2)
+    joint = towers_model(JointEncoderModel, *towers, hidden_size=24, num_attention_heads=2, num_vl_layers=2)
     mllm, _ = mllm_checkpoints("qwen2_vl")
     return {
-        "joint encoder": ItemEncoder(joint, ImageTextProcessor.from_backbones(*towers)),
-        "MLLM": ItemEncoder(MllmRetrieverModel.from_mllm(mllm, 2), MllmRetrieverProcessor.from_mllm(mllm)),
+        "joint encoder": ItemEncoder(joint, image_text_processor(*towers)),
+        "MLLM": ItemEncoder(mllm_model(mllm, 2), mllm_processor(mllm)),
     }
 
 

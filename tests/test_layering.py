@@ -7,10 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src/conjoin"
 HUB_CODE = ("processing", "models")
 """Copied into checkpoints: flat folders that import nothing of the package."""
-NOT_COPIED = [
-    SOURCE / name
-    for name in ("models/shortcuts.py", "processing/from_mllm.py", "processing/input_types.py", "processing/urls.py")
-]
+NOT_COPIED = [SOURCE / name for name in ("models/shortcuts.py", "processing/input_types.py", "processing/urls.py")]
 LAYERS = (
     *HUB_CODE,
     "storage",

@@ -6,10 +6,9 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs
+from conjoin.hub.build import image_text_processor, mllm_processor, score_fusion_model, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.item_images import load_image
 from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import Collection, encode_collection
@@ -85,11 +84,11 @@ def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "load",
     [
-        lambda folder: ImageTextProcessor.from_backbones(folder, folder),
-        lambda folder: MllmRetrieverProcessor.from_mllm(folder),
-        lambda folder: JointEncoderModel.from_backbones(folder, folder),
-        lambda folder: TokenFusionModel.from_backbones(folder, folder),
-        lambda folder: ScoreFusionModel.from_clip(folder),
+        lambda folder: image_text_processor(folder, folder),
+        lambda folder: mllm_processor(folder),
+        lambda folder: towers_model(JointEncoderModel, folder, folder),
+        lambda folder: towers_model(TokenFusionModel, folder, folder),
+        lambda folder: score_fusion_model(folder),
         lambda folder: Teachers.from_pretrained(folder, folder),
     ],
 )

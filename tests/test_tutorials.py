@@ -14,9 +14,8 @@ from huggingface_hub import constants
 from conjoin.cli import main as cli
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.hub import export
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.trainers import load_recipe
 from loopback_hub import ENVIRONMENT
 from test_docs import plain_commands
@@ -96,13 +95,13 @@ def make_captions(path, tiny, mllms, pictures):
 
 
 def make_joint_encoder(path, tiny, mllms, pictures):
-    model = JointEncoderModel.from_backbones(tiny["clip"], tiny["clip"], hidden_size=24, num_attention_heads=2)
-    export(model, ImageTextProcessor.from_backbones(tiny["clip"], tiny["clip"]), path)
+    model = towers_model(JointEncoderModel, tiny["clip"], tiny["clip"], hidden_size=24, num_attention_heads=2)
+    export(model, image_text_processor(tiny["clip"], tiny["clip"]), path)
 
 
 def make_puma(path, tiny, mllms, pictures):
     llava = mllms("llava")[0]  # transformers loads the stock format of Qwen and InternVL with torchvision only
-    export(MllmRetrieverModel.from_mllm(llava, keep_layers=2), MllmRetrieverProcessor.from_mllm(llava), path)
+    export(mllm_model(llava, keep_layers=2), mllm_processor(llava), path)
 
 
 def make_stamps(path, tiny, mllms, pictures):

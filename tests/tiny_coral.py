@@ -5,8 +5,7 @@ from peft import LoraConfig
 from PIL import Image as PilImage
 from torch.utils.data import Dataset
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.trainers.coral import CoralConfig, CoralTrainer
 from conjoin.trainers.peft import add_adapters
 from tiny_training import SETTINGS, built_once
@@ -18,14 +17,14 @@ LANGUAGE_MODEL = r".*language_model\..*_proj"
 def make_model(folder, keep_layers=2, readout="token", lora=True):
     """A retriever of which only adapters on the language model are trained, and its processor."""
     torch.manual_seed(0)
-    model = MllmRetrieverModel.from_mllm(folder, keep_layers, readout=readout)
+    model = mllm_model(folder, keep_layers, readout=readout)
     model.requires_grad_(False)
     if lora:
         add_adapters(model, LoraConfig(r=2, lora_alpha=4, target_modules=LANGUAGE_MODEL))
     else:
         model.text_model.requires_grad_(True)
         model.norm.requires_grad_(True)
-    return model, MllmRetrieverProcessor.from_mllm(folder, ret_token=None if readout == "last" else "[RET]")
+    return model, mllm_processor(folder, ret_token=None if readout == "last" else "[RET]")
 
 
 def picture(number, size=12):

@@ -1,25 +1,23 @@
 """A tiny model of each kind of the package with its processor."""
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, score_fusion_model, towers_model
 from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from tiny_training import make_encoder
 
 
 def score_fusion(tiny, mllms, name="clip", **processor):
     clip = tiny[name]
-    return ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip, **processor)
+    return score_fusion_model(clip), image_text_processor(clip, clip, **processor)
 
 
 def token_fusion(tiny, mllms):
     towers = tiny["dinov2"], tiny["bert"]
-    return TokenFusionModel.from_backbones(*towers), ImageTextProcessor.from_backbones(*towers)
+    return towers_model(TokenFusionModel, *towers), image_text_processor(*towers)
 
 
 def mllm_retriever(tiny, mllms, name="qwen2_vl"):
     folder, _ = mllms(name)
-    return MllmRetrieverModel.from_mllm(folder, 2), MllmRetrieverProcessor.from_mllm(folder)
+    return mllm_model(folder, 2), mllm_processor(folder)
 
 
 KINDS = {

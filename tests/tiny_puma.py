@@ -8,8 +8,7 @@ from peft import LoraConfig
 from PIL import Image as PilImage
 from torch.utils.data import Dataset as TorchDataset
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.trainers.peft import add_adapters
 from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 from tiny_training import built_once, make_trainer as make_any_trainer
@@ -23,14 +22,14 @@ TARGETS = r".*language_model\..*_proj"
 def make_student(folder, keep_layers=2, lora=True):
     """A pruned model of which only adapters on the language model's linears are trained."""
     torch.manual_seed(0)
-    model = MllmRetrieverModel.from_mllm(folder, keep_layers).requires_grad_(False)
+    model = mllm_model(folder, keep_layers).requires_grad_(False)
     if lora:
         add_adapters(model, LoraConfig(r=2, lora_alpha=4, target_modules=TARGETS))
         with torch.no_grad():  # B starts as zero, which would hide whether A moves
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     parameter.normal_(std=0.1)
-    return model, MllmRetrieverProcessor.from_mllm(folder)
+    return model, mllm_processor(folder)
 
 
 def sentences(count):

@@ -6,7 +6,7 @@ from PIL import Image
 import tiny_coral
 import tiny_puma
 import tiny_solar
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.hub.build import mllm_model
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 ADAPTED = r"(vision|text)_model\..*"
@@ -48,7 +48,7 @@ def solar_stage2(checkpoints, folder, rows=4, **arguments):
 
 def puma_stage1(checkpoints, folder, rows=4, **arguments):
     model, processor = tiny_puma.make_student(checkpoints)
-    teacher = MllmRetrieverModel.from_mllm(checkpoints)
+    teacher = mllm_model(checkpoints)
     sentences = tiny_puma.sentences(rows)
     return tiny_puma.make_trainer("puma_stage1", model, processor, folder, sentences, teacher=teacher, **arguments)
 

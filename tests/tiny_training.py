@@ -8,8 +8,8 @@ import yaml
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as PilImage
 
+from conjoin.hub.build import image_text_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer, QueryContrastiveTrainer
 from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.gradient_cache import cached_backward, total_loss
@@ -80,8 +80,8 @@ def built_once(build):
 def make_encoder(checkpoints, vision="dinov2", text="bert", **config):
     torch.manual_seed(0)
     settings = {"hidden_size": 16, "num_attention_heads": 2} | config
-    model = JointEncoderModel.from_backbones(checkpoints[vision], checkpoints[text], **settings)
-    return model, ImageTextProcessor.from_backbones(checkpoints[vision], checkpoints[text])
+    model = towers_model(JointEncoderModel, checkpoints[vision], checkpoints[text], **settings)
+    return model, image_text_processor(checkpoints[vision], checkpoints[text])
 
 
 def make_rows(count, groups=None):

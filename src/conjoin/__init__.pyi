@@ -13,7 +13,13 @@ from conjoin.data import (
     symmetric_triplets as symmetric_triplets,
 )
 from conjoin.evaluation import evaluate as evaluate, render_report as render_report
-from conjoin.hub import export as export, load_model as load_model
+from conjoin.hub import (
+    export as export,
+    from_backbones as from_backbones,
+    from_clip as from_clip,
+    from_mllm as from_mllm,
+    load_model as load_model,
+)
 from conjoin.losses import (
     gcl as gcl,
     info_nce as info_nce,

@@ -7,8 +7,7 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.hub import export
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.hub.build import mllm_model, mllm_processor
 from tiny_training import write_pairs
 
 
@@ -25,7 +24,7 @@ def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, t
     model = source
     if kind == "retriever":
         model = str(tmp_path / "model")
-        export(MllmRetrieverModel.from_mllm(source, 3), MllmRetrieverProcessor.from_mllm(source), model)
+        export(mllm_model(source, 3), mllm_processor(source), model)
     out = tmp_path / "out"
     assert main(["analyze", model, data, "--out", str(out), "--device", "cpu", "--pairs", "3"]) == 0
     printed = capsys.readouterr()

@@ -8,17 +8,16 @@ from transformers import AutoModel
 
 from conjoin.cli.main import main
 from conjoin.hub import export, load_model
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import load_encoder
 
 
 @pytest.fixture(scope="module")
 def saved(mllm_checkpoints, tmp_path_factory):
     source, _ = mllm_checkpoints("qwen2_vl")
-    processor = MllmRetrieverProcessor.from_mllm(source, prompts={"query": "Find it.", "document": "Read it."})
-    return str(export(MllmRetrieverModel.from_mllm(source, 2), processor, tmp_path_factory.mktemp("saved")))
+    processor = mllm_processor(source, prompts={"query": "Find it.", "document": "Read it."})
+    return str(export(mllm_model(source, 2), processor, tmp_path_factory.mktemp("saved")))
 
 
 def prompts(folder):
@@ -60,8 +59,8 @@ def test_a_second_export_into_one_folder_is_refused(saved, tmp_path, capsys):
 
 def test_the_readout_of_a_joint_encoder(tiny_checkpoints, tmp_path):
     clip = tiny_checkpoints["clip"]
-    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2, vl_init="normal")
-    fused = export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "fused")
+    model = towers_model(JointEncoderModel, clip, clip, hidden_size=24, num_attention_heads=2, vl_init="normal")
+    fused = export(model, image_text_processor(clip, clip), tmp_path / "fused")
     item = {"image": Image.effect_noise((16, 16), 60).convert("RGB"), "text": "a bus"}
     vectors = {}
     for readout in ("fused", "sum"):

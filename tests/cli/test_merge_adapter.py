@@ -10,8 +10,7 @@ from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
 from conjoin.hub import export
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.hub.build import mllm_model, mllm_processor
 from test_hostile_inputs import guarded
 
 
@@ -23,7 +22,7 @@ def mllm(mllm_checkpoints):
 @pytest.fixture(scope="module")
 def base(mllm, tmp_path_factory):
     """A pruned model, saved."""
-    model, processor = MllmRetrieverModel.from_mllm(mllm, 2), MllmRetrieverProcessor.from_mllm(mllm)
+    model, processor = mllm_model(mllm, 2), mllm_processor(mllm)
     return str(export(model, processor, tmp_path_factory.mktemp("base")))
 
 
@@ -70,8 +69,8 @@ def test_a_base_that_moved_is_given(base, tmp_path, capsys):
 
 def test_adapters_of_another_model_are_refused(mllm, base, tmp_path, capsys):
     adapt(base, tmp_path / "adapters")
-    other = MllmRetrieverModel.from_mllm(mllm, 3)
-    export(other, MllmRetrieverProcessor.from_mllm(mllm), tmp_path / "deeper")
+    other = mllm_model(mllm, 3)
+    export(other, mllm_processor(mllm), tmp_path / "deeper")
     adapt(str(tmp_path / "deeper"), tmp_path / "deeper-adapters")
     cases = [
         (tmp_path / "adapters", str(tmp_path / "deeper"), "2 weights are missing or left over"),

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
 from conjoin.evaluation.benchmark import baseline_table
 from conjoin.evaluation.readouts import other_encoders
+from conjoin.hub.build import image_text_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 from conjoin.trainers.solar_explain import explain_pair
 from tiny_encoder import tiny_encoder
@@ -120,8 +120,8 @@ def test_heads_of_solar_in_the_folder_project_what_is_alone(own_export, tmp_path
 
 def test_towers_of_an_encoder_of_pooled_states(tiny_checkpoints):
     folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-    model = JointEncoderModel.from_backbones(*folders, num_vl_layers=0, hidden_size=24, num_attention_heads=1)
-    processor = ImageTextProcessor.from_backbones(*folders)
+    model = towers_model(JointEncoderModel, *folders, num_vl_layers=0, hidden_size=24, num_attention_heads=1)
+    processor = image_text_processor(*folders)
     word = other_encoders(ItemEncoder(model.eval(), processor, 4))["towers alone"].encode(["red"])[0]
     inputs = processor(["red"])
     states = model.run_text_tower(inputs["input_ids"], inputs["attention_mask"])[0, 1:]

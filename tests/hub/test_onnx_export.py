@@ -11,8 +11,8 @@ import torch
 
 from conjoin.cli.main import main
 from conjoin.hub import export, export_onnx, load_model, onnx_export
+from conjoin.hub.build import mllm_processor
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 
 for library in ("onnx", "onnxruntime", "onnxscript"):
@@ -136,7 +136,7 @@ def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="precision='int4'; expected one of"):
         export_onnx(model, processor, out, "int4")
-    retriever = MllmRetrieverProcessor.from_mllm(mllm_checkpoints("qwen2_vl")[0])
+    retriever = mllm_processor(mllm_checkpoints("qwen2_vl")[0])
     with pytest.raises(ValueError, match="not for ScoreFusionModel with MllmRetrieverProcessor"):
         export_onnx(model, retriever, out)
     with pytest.raises(ValueError, match=r"computes in its own precision, not in torch\.bfloat16"):

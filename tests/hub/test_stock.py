@@ -10,9 +10,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, CLIPModel, CLIPProcessor
 
 from conjoin.hub import export_stock, load_model
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, score_fusion_model
 from conjoin.retrieval import ItemEncoder, load_encoder
 from tiny_mllms import MLLMS, save_mllm
 
@@ -36,9 +34,9 @@ def retriever(mllm_checkpoints):
     def build(name, source=None, processor=None, **config):
         source = source or mllm_checkpoints(name)[0]
         torch.manual_seed(0)
-        model = MllmRetrieverModel.from_mllm(source, 3 if name == "qwen3_vl" else 2, **config)
+        model = mllm_model(source, 3 if name == "qwen3_vl" else 2, **config)
         torch.nn.init.normal_(model.ret_embedding)
-        return model, MllmRetrieverProcessor.from_mllm(source, **(processor or {}))
+        return model, mllm_processor(source, **(processor or {}))
 
     return build
 
@@ -168,8 +166,8 @@ def test_the_template_refuses_what_is_no_item(conversation, problem, retriever, 
 
 
 def score_fusion(folder, processor=None, **config):
-    model = ScoreFusionModel.from_clip(folder, **config).eval()
-    return model, ImageTextProcessor.from_backbones(folder, folder, **(processor or {}))
+    model = score_fusion_model(folder, **config).eval()
+    return model, image_text_processor(folder, folder, **(processor or {}))
 
 
 @pytest.mark.parametrize("weights", [{}, {"image_weight": 0.5, "text_weight": 2.0}])

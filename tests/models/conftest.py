@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import MODELS
 
-from conjoin.processing import ImageTextProcessor
+from conjoin.hub.build import image_text_processor
 from tiny_mllms import MLLMS
 
 
@@ -20,7 +20,7 @@ def built(tiny_checkpoints, retriever):
             build, vision, text, config = MODELS[name]
             folders = tiny_checkpoints[vision], tiny_checkpoints[text]
             torch.manual_seed(0)
-            cache[name] = build(*folders, **config).eval(), ImageTextProcessor.from_backbones(*folders)
+            cache[name] = build(*folders, **config).eval(), image_text_processor(*folders)
         return copy.deepcopy(cache[name][0]), cache[name][1]
 
     return get

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, Dinov2Model
 
+from conjoin.hub.build import towers_model
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
 
 VIEWS = ("image", "text", "fused")
@@ -104,14 +106,14 @@ def test_global_tokens_are_the_towers_own(name, built, pairs):
 @torch.no_grad()
 @pytest.mark.parametrize(("layer", "depth"), [(-2, 2), (1, 1), (-1, 3)])
 def test_vision_hidden_layer(layer, depth, folders, built, pairs):
-    model = JointEncoderModel.from_backbones(*folders, vision_hidden_layer=layer, **SMALL).eval()
+    model = towers_model(JointEncoderModel, *folders, vision_hidden_layer=layer, **SMALL).eval()
     pixels = built(NAME)[1](pairs)["pixel_values"]
     full = Dinov2Model.from_pretrained(folders[0]).eval()
     assert torch.equal(model.run_vision_tower(pixels), full(pixels, output_hidden_states=True).hidden_states[layer])
     blocks = {key.split(".")[2] for key in model.vision_model.state_dict() if ".layer." in key or ".layers." in key}
     assert len(blocks) == depth and model.config.vision_config.num_hidden_layers == 3
     with pytest.raises(ValueError, match=r"vision_hidden_layer=-4 is outside a tower of 3 layers; expected 1..3"):
-        JointEncoderModel.from_backbones(*folders, vision_hidden_layer=-4, **SMALL)
+        towers_model(JointEncoderModel, *folders, vision_hidden_layer=-4, **SMALL)
 
 
 # token dropout
@@ -119,7 +121,7 @@ def test_vision_hidden_layer(layer, depth, folders, built, pairs):
 
 def test_token_dropout_keeps_a_share_and_at_least_one_in_training(tiny_checkpoints, built, pairs):
     folders = tiny_checkpoints["vit"], tiny_checkpoints["clip"]
-    model = JointEncoderModel.from_backbones(*folders, token_dropout=0.7, **SMALL).train()
+    model = towers_model(JointEncoderModel, *folders, token_dropout=0.7, **SMALL).train()
     batch = built("joint vit + clip")[1]([pairs[0], {**pairs[1], "text": "a"}] * 50)
     seen = set()
     for view in ("image", "text"):
@@ -139,7 +141,7 @@ def test_token_dropout_keeps_a_share_and_at_least_one_in_training(tiny_checkpoin
 
 @torch.no_grad()
 def test_the_untrained_fused_embedding_is_the_mean_of_both_views(folders, built, pairs):
-    model = JointEncoderModel.from_backbones(*folders, num_vl_layers=1, **SMALL).eval()
+    model = towers_model(JointEncoderModel, *folders, num_vl_layers=1, **SMALL).eval()
     torch.nn.init.zeros_(model.vl_encoder.cls_token)
     for part in ("q_proj", "k_proj"):
         torch.nn.init.zeros_(model.vl_encoder.layers[0].get_submodule(part).weight)
@@ -153,20 +155,20 @@ def test_the_untrained_fused_embedding_is_the_mean_of_both_views(folders, built,
         means.append(normed.sum(1) / exists.sum(1))
     fused = state((means[0] + means[1]) / 2, (8,))
     assert (model(**batch).pooler_output - fused).abs().max() < 1e-3
-    assert JointEncoderModel.from_backbones(*folders, vl_init="normal", **SMALL).vl_encoder.layers[0].fc2.weight.any()
+    assert towers_model(JointEncoderModel, *folders, vl_init="normal", **SMALL).vl_encoder.layers[0].fc2.weight.any()
 
 
 @torch.no_grad()
 def test_identity_adapters_are_exact(folders, built, pairs):
     width = Dinov2Model.from_pretrained(folders[0]).config.hidden_size
-    same = JointEncoderModel.from_backbones(*folders, hidden_size=width, num_attention_heads=2)
+    same = towers_model(JointEncoderModel, *folders, hidden_size=width, num_attention_heads=2)
     output = same(**built(NAME)[1](pairs), output_tokens=True)
     assert close(output.image_tokens, output.image_features) and close(output.text_tokens, output.text_features)
-    wider = JointEncoderModel.from_backbones(*folders, hidden_size=2 * width, num_attention_heads=2)
+    wider = towers_model(JointEncoderModel, *folders, hidden_size=2 * width, num_attention_heads=2)
     output = wider(**built(NAME)[1](pairs), output_tokens=True)
     inner = output.image_features @ output.image_features.mT
     assert (output.image_tokens @ output.image_tokens.mT - inner).abs().max() < 1e-3  # an orthogonal projection
-    narrow = JointEncoderModel.from_backbones(*folders, **SMALL)
+    narrow = towers_model(JointEncoderModel, *folders, **SMALL)
     start, _, second = narrow.vision_adapter
     assert close(start.weight[:8] @ start.weight[:8].T, torch.eye(8)) and second.weight.shape == (8, 16)
 
@@ -181,7 +183,7 @@ def test_towers_are_names_folders_or_loaded_models(vision, text, tiny_checkpoint
     states = []
     for towers in (names, map(Path, names), loaded):
         torch.manual_seed(0)
-        model = JointEncoderModel.from_backbones(*towers, vision_hidden_layer=-2, **SMALL)
+        model = towers_model(JointEncoderModel, *towers, vision_hidden_layer=-2, **SMALL)
         states.append(model.state_dict())
     for state in states[1:]:
         assert state.keys() == states[0].keys() and all(torch.equal(state[key], states[0][key]) for key in state)
@@ -195,12 +197,12 @@ def test_towers_are_names_folders_or_loaded_models(vision, text, tiny_checkpoint
 def test_the_mask_of_padding_is_the_callers_choice(tiny_checkpoints):
     bert, siglip = tiny_checkpoints["bert"], tiny_checkpoints["siglip"]
     for text, given, expected in ((bert, {}, False), (siglip, {}, True), (bert, {"text_attends_padding": True}, True)):
-        config = JointEncoderModel.from_backbones(tiny_checkpoints["dinov2"], text, **SMALL, **given).config
+        config = towers_model(JointEncoderModel, tiny_checkpoints["dinov2"], text, **SMALL, **given).config
         assert config.text_attends_padding == expected
 
 
 def test_unsuitable_towers_and_texts_without_masks(folders, built):
-    build = JointEncoderModel.from_backbones
+    build = partial(towers_model, JointEncoderModel)
     with pytest.raises(ValueError, match="has no vision tower: its BertConfig has no 'patch_size'"):
         build(folders[1], folders[1])
     with pytest.raises(ValueError, match="has no text tower: its Dinov2Config has no 'vocab_size'"):
@@ -219,9 +221,7 @@ def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(folder
     """The adapters start as the identity, so texts and images have the towers' own vectors, and a pair their sum."""
     torch.manual_seed(0)
     width = 2 * AutoConfig.from_pretrained(folders[1]).hidden_size
-    model = JointEncoderModel.from_backbones(
-        *folders, num_vl_layers=0, hidden_size=width, num_attention_heads=1
-    ).eval()
+    model = towers_model(JointEncoderModel, *folders, num_vl_layers=0, hidden_size=width, num_attention_heads=1).eval()
     batch = built(NAME)[1](pairs)
     image, text, fused = model(**batch, views=VIEWS).embeddings.chunk(3)
     states = model.run_text_tower(batch["input_ids"], batch["attention_mask"])

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel, Qwen3VLTextModel
 
+from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
 from tiny_mllms import DEPTH, MLLMS, save_mllm
 
 KEEP = 3
@@ -109,8 +109,8 @@ class TestRet:
         model, _ = retriever("qwen2_vl", KEEP)
         assert model.config.ret_token_id == 262 and model.get_input_embeddings().num_embeddings == 300
         save_mllm("qwen2_vl", tmp_path, vocab_size=262)  # no spare row
-        model = MllmRetrieverModel.from_mllm(str(tmp_path), KEEP)
-        processor = MllmRetrieverProcessor.from_mllm(str(tmp_path))
+        model = mllm_model(str(tmp_path), KEEP)
+        processor = mllm_processor(str(tmp_path))
         assert model.config.ret_token_id == 262 == model.get_input_embeddings().num_embeddings
         assert embed(model, processor(["a", "bc"])).isfinite().all()
 
@@ -119,7 +119,7 @@ class TestRet:
         table = full.get_input_embeddings().weight
         model, _ = retriever("llava", KEEP)
         torch.testing.assert_close(model.ret_embedding, table[:259].mean(0))
-        known = MllmRetrieverModel.from_mllm(folder, KEEP, ret_token="<image>")
+        known = mllm_model(folder, KEEP, ret_token="<image>")
         assert torch.equal(known.ret_embedding, table[258])
 
     def test_it_must_be_in_every_prompt(self, retriever):
@@ -135,8 +135,8 @@ class TestRet:
 
     def test_a_prompt_without_it_is_read_at_its_end(self, mllm_checkpoints):
         folder, _ = mllm_checkpoints("qwen2_vl")
-        model = MllmRetrieverModel.from_mllm(folder, readout="last", ret_token_id=None)
-        processor = MllmRetrieverProcessor.from_mllm(folder, ret_token=None)
+        model = mllm_model(folder, readout="last", ret_token_id=None)
+        processor = mllm_processor(folder, ret_token=None)
         assert model.config.keep_layers == DEPTH
         assert embed(model, processor(["a", "bc"])).isfinite().all()
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel, CLIPModel, SiglipModel
 
+from conjoin.hub.build import score_fusion_model
 from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
 
 
@@ -33,7 +34,7 @@ def test_fused_is_the_sum_of_the_raw_features(features, built):
 def test_normalised_and_weighted(features, tiny_checkpoints):
     image, text, batch = features
     config = {"normalize_inputs": True, "image_weight": 0.3, "text_weight": 2.0}
-    model = ScoreFusionModel.from_clip(tiny_checkpoints["clip"], **config).eval()
+    model = score_fusion_model(tiny_checkpoints["clip"], **config).eval()
     expected = 0.3 * F.normalize(image, dim=-1) + 2.0 * F.normalize(text, dim=-1)
     torch.testing.assert_close(model(**batch).pooler_output, expected)
     for view, part in (("image", image), ("text", text)):  # a weight does not turn the vector of one modality
@@ -105,19 +106,19 @@ def test_states_of_both_towers(built, pairs):
 def test_from_a_name_a_folder_or_a_loaded_model(name, kind, tiny_checkpoints):
     loaded = kind.from_pretrained(tiny_checkpoints[name])
     for source in (tiny_checkpoints[name], Path(tiny_checkpoints[name]), loaded):
-        model = ScoreFusionModel.from_clip(source)
+        model = score_fusion_model(source)
         weights = model.backbone.state_dict()
         assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())
     assert model.vision_model is model.backbone.vision_model and model.text_model is model.backbone.text_model
     model.resize_token_embeddings(5)  # the source keeps its own weights and configuration
     assert loaded.config.get_text_config().vocab_size != 5 == model.config.get_text_config().vocab_size
-    assert ScoreFusionModel.from_clip(loaded.bfloat16()).dtype == torch.float32
+    assert score_fusion_model(loaded.bfloat16()).dtype == torch.float32
 
 
 def test_one_tower_is_not_enough(tiny_checkpoints):
     message = "'bert' does not have a vision and a text tower; expected a two-tower model such as CLIP or SigLIP"
     with pytest.raises(ValueError, match=message):
-        ScoreFusionModel.from_clip(tiny_checkpoints["bert"])
+        score_fusion_model(tiny_checkpoints["bert"])
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from conjoin.hub.build import prune
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
 from tiny_mllms import MLLMS
 
@@ -235,7 +236,7 @@ def test_copies_are_their_own(name, build, messages):
         copied.text_model.layers[-1].mlp.down_proj.weight.zero_()
     assert (states(copied, batch) - expected).abs().max() > 1e-2 and differ(copied, batch) <= 1e-5
     assert torch.equal(states(model, batch), expected)
-    pruned = model.pruned(2)
+    pruned = prune(model, 2)
     assert pruned.text_model.layers[0].self_attn.config is pruned.text_model.config is pruned.config.get_text_config()
     with watched(pruned) as shapes:
         assert differ(pruned, batch) <= 1e-5

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel
 
+from conjoin.hub.build import towers_model
 from conjoin.models.token_fusion import TokenFusionConfig, TokenFusionModel
 
 TEXTS = ["a red box", "x", "7 more words"]
@@ -12,7 +13,7 @@ TEXTS = ["a red box", "x", "7 more words"]
 @pytest.mark.parametrize("text", ["bert", "xlm_roberta"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_text_alone_is_what_the_text_encoder_makes_of_it(text, pooling, tiny_checkpoints, built):
-    model = TokenFusionModel.from_backbones(tiny_checkpoints["vit"], tiny_checkpoints[text], pooling=pooling).eval()
+    model = towers_model(TokenFusionModel, tiny_checkpoints["vit"], tiny_checkpoints[text], pooling=pooling).eval()
     batch = built({"bert": "token siglip + bert", "xlm_roberta": "token vit + xlm-roberta"}[text])[1](TEXTS)
     encoder = AutoModel.from_pretrained(tiny_checkpoints[text]).eval()
     states = encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
@@ -64,18 +65,18 @@ def test_special_tokens_come_from_the_tokenizer(tiny_checkpoints):
     folders = tiny_checkpoints["vit"], tiny_checkpoints["xlm_roberta"]
     text = AutoModel.from_pretrained(folders[1])
     for source in (folders[1], text):
-        config = TokenFusionModel.from_backbones(folders[0], source).config
+        config = towers_model(TokenFusionModel, folders[0], source).config
         assert (config.cls_token_id, config.sep_token_id) == (0, 2)
     text.name_or_path = ""
     with pytest.raises(ValueError, match="also pass cls_token_id and sep_token_id"):
-        TokenFusionModel.from_backbones(folders[0], text, cls_token_id=5)
-    assert TokenFusionModel.from_backbones(folders[0], text, cls_token_id=5, sep_token_id=6).config.cls_token_id == 5
+        towers_model(TokenFusionModel, folders[0], text, cls_token_id=5)
+    assert towers_model(TokenFusionModel, folders[0], text, cls_token_id=5, sep_token_id=6).config.cls_token_id == 5
 
 
 def test_unsuitable_towers(tiny_checkpoints):
     with pytest.raises(ValueError, match="has no vision tower: its BertConfig has no 'patch_size'"):
-        TokenFusionModel.from_backbones(tiny_checkpoints["bert"], tiny_checkpoints["bert"])
+        towers_model(TokenFusionModel, tiny_checkpoints["bert"], tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match="'clip_text_model' has no table of learned positions"):
-        TokenFusionModel.from_backbones(tiny_checkpoints["vit"], tiny_checkpoints["clip"])
+        towers_model(TokenFusionModel, tiny_checkpoints["vit"], tiny_checkpoints["clip"])
     with pytest.raises(ValueError, match=r"pooling='max'; expected one of \('cls', 'mean'\)"):
         TokenFusionConfig(pooling="max")

@@ -1,21 +1,21 @@
 """The models under test, by name."""
 
+from conjoin.hub.build import score_fusion_model, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 
 
 def joint(vision, text, **config):
     config = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": 2, "vl_init": "normal"} | config
-    return JointEncoderModel.from_backbones(vision, text, **config)
+    return towers_model(JointEncoderModel, vision, text, **config)
 
 
 def score(vision, text, **config):
-    return ScoreFusionModel.from_clip(vision, **config)
+    return score_fusion_model(vision, **config)
 
 
 def token(vision, text, **config):
-    return TokenFusionModel.from_backbones(vision, text, **config)
+    return towers_model(TokenFusionModel, vision, text, **config)
 
 
 MODELS = {

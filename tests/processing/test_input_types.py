@@ -4,7 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.hub.build import image_text_processor, mllm_processor
+from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import INPUT_TYPES, apply_input_type
 from conjoin.processing.item_images import concatenate_images, load_image, process_image
 from conjoin.processing.item_inputs import parse_item
@@ -81,9 +82,7 @@ def test_a_model_that_crops_sees_all_of_a_concatenation():
 
 
 def test_processors_concatenate(tiny_checkpoints, pictures, tmp_path):
-    processor = ImageTextProcessor.from_backbones(
-        tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], input_type="cat"
-    )
+    processor = image_text_processor(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], input_type="cat")
     one = {"image": concatenate_images([load_image(picture) for picture in pictures[:2]]), "text": "a b"}
     batch, wanted = processor([chat("a", pictures[0], "b", pictures[1]), "c"]), processor([one, "c"])
     assert set(batch) == set(wanted) and all(torch.equal(batch[name], wanted[name]) for name in wanted)
@@ -93,7 +92,7 @@ def test_processors_concatenate(tiny_checkpoints, pictures, tmp_path):
 
 def test_the_mllm_processor_concatenates(mllm_checkpoints):
     folder = mllm_checkpoints("qwen2_vl")[0]
-    plain, processor = (MllmRetrieverProcessor.from_mllm(folder, input_type=each) for each in ("seq", "cat"))
+    plain, processor = (mllm_processor(folder, input_type=each) for each in ("seq", "cat"))
     item = chat("Find it.", role="system") + chat("a", RED, "b", BLUE)
     wanted = plain([{"image": concatenate_images([RED, BLUE]), "text": "a b"}], instruction="Find it.")
     batch = processor([item])

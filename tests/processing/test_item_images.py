@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor, item_images, load_image, parse_items
+from conjoin.hub.build import image_text_processor, mllm_processor
+from conjoin.processing import item_images, load_image, parse_items
 from conjoin.processing.item_images import MAX_ASPECT_RATIO, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, process_image, to_rgb
 from conjoin.retrieval.stock_encoder import load_stock_model
 from hostile import encoded, png
@@ -182,10 +183,10 @@ def test_a_batch_holds_one_decoded_picture(tiny_checkpoints, mllm_checkpoints, t
     for number in range(3):
         Image.new("RGB", (30, 20 + number), RED).save(tmp_path / f"{number}.png")
     paths = [str(tmp_path / f"{number}.png") for number in range(3)]
-    two_towers = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+    two_towers = image_text_processor(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
     assert len(two_towers([{"image": path} for path in paths])["pixel_values"]) == 3
     for name in ("qwen2_vl", "llava"):
-        batch = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0])([{"image": paths}, paths[0]])
+        batch = mllm_processor(mllm_checkpoints(name)[0])([{"image": paths}, paths[0]])
         assert len(batch["pixel_values"]) == 2
     assert len(stock(paths)["images"]["pixel_values"]) == 3
     assert len(alive) == 3 + 4 + 4 + 3

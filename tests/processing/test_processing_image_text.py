@@ -6,6 +6,7 @@ from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer, CLIPTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from conjoin.hub.build import image_text_processor
 from conjoin.processing import ImageTextProcessor
 
 RED = Image.new("RGB", (6, 4), "red")
@@ -14,7 +15,7 @@ NAMES = ["pixel_values", "image_mask", "input_ids", "attention_mask", "special_t
 
 @pytest.fixture(scope="module")
 def processor(tiny_checkpoints):
-    return ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+    return image_text_processor(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
 
 
 def same(a, b):
@@ -72,7 +73,7 @@ def test_messages_equal_items(processor, pictures):
 )
 def test_words_like_special_tokens_are_words(name, words, tiny_checkpoints):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints[name])
-    batch = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tokenizer)([words])
+    batch = image_text_processor(tiny_checkpoints["dinov2"], tokenizer)([words])
     of_text = batch["input_ids"][batch["special_tokens_mask"] == 0].tolist()
     assert of_text and not (set(of_text) & set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
     assert batch["special_tokens_mask"].sum() == tokenizer.num_special_tokens_to_add()
@@ -80,7 +81,7 @@ def test_words_like_special_tokens_are_words(name, words, tiny_checkpoints):
 
 def test_a_tokenizer_without_a_limit_cuts_nothing(tiny_checkpoints):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"], model_max_length=int(1e30))
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tokenizer)
+    processor = image_text_processor(tiny_checkpoints["dinov2"], tokenizer)
     assert processor(["a " * 99])["input_ids"].shape == (1, 101)
     assert processor(["a b"], max_length=3)["input_ids"].shape == (1, 3)
 
@@ -90,7 +91,7 @@ def test_the_end_token_of_clip_in_a_text_is_a_word(tiny_checkpoints):
     pieces += [*(f"{piece}</w>" for piece in pieces), "<|startoftext|>", "<|endoftext|>"]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = CLIPTokenizer(vocab=vocab, merges=[], model_max_length=40)
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["clip"], tokenizer)
+    processor = image_text_processor(tiny_checkpoints["clip"], tokenizer)
     batch = processor(["a <|endoftext|> b", "a b"])
     ends = (batch["input_ids"] == tokenizer.eos_token_id) & (batch["attention_mask"] == 1)
     assert ends.sum(1).tolist() == [1, 1]
@@ -120,7 +121,7 @@ def test_a_long_text_is_cut_with_a_warning(processor, warnings):
 
 def test_the_longest_text_is_a_setting(tiny_checkpoints):
     folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-    processor = ImageTextProcessor.from_backbones(*folders, max_text_length=6)
+    processor = image_text_processor(*folders, max_text_length=6)
     assert processor(["a" * 30])["input_ids"].shape == (1, 6)
     assert processor(["a" * 30], max_length=10)["input_ids"].shape == (1, 10)
     assert processor(["a " * 300], max_length=99)["input_ids"].shape == (1, 40)  # the tokenizer's own limit
@@ -131,12 +132,12 @@ def test_siglip_pads_to_its_full_length(tiny_checkpoints):
     folder = tiny_checkpoints["siglip"]
     assert "siglip" not in type(AutoTokenizer.from_pretrained(folder)).__name__.lower()
     for limit in (None, 16):
-        processor = ImageTextProcessor.from_backbones(folder, folder, max_text_length=limit)
+        processor = image_text_processor(folder, folder, max_text_length=limit)
         assert processor.text_padding == "max_length" and processor.max_text_length == 16
         batch = processor(["a"])
         assert batch["input_ids"].shape == (1, 16) and batch["attention_mask"].sum() == 3
     clip = tiny_checkpoints["clip"]
-    assert ImageTextProcessor.from_backbones(clip, clip).text_padding == "longest"
+    assert image_text_processor(clip, clip).text_padding == "longest"
 
 
 # errors
@@ -167,7 +168,7 @@ def test_unknown_options(processor):
 
 def test_save_and_load(tiny_checkpoints, pictures, tmp_path):
     folders = tiny_checkpoints["clip"], tiny_checkpoints["xlm_roberta"]
-    processor = ImageTextProcessor.from_backbones(*folders, max_text_length=9, text_padding="max_length")
+    processor = image_text_processor(*folders, max_text_length=9, text_padding="max_length")
     processor.save_pretrained(tmp_path)
     again = ImageTextProcessor.from_pretrained(tmp_path)
     assert (again.max_text_length, again.text_padding) == (9, "max_length")

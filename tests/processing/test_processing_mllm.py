@@ -8,8 +8,8 @@ from PIL import Image
 from tokenizers import normalizers
 from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
 
-from conjoin.processing import MllmRetrieverProcessor, retriever_template
-from conjoin.processing.from_mllm import TEMPLATES
+from conjoin.hub.build import TEMPLATES, mllm_processor, retriever_template
+from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.processing_mllm import Picture, pad_pixels
 from tiny_mllms import MLLMS
 
@@ -19,7 +19,7 @@ END = "<|im_end|>\n<|im_start|>assistant\n[RET]"
 
 @pytest.fixture
 def processor(mllm_checkpoints):
-    return MllmRetrieverProcessor.from_mllm(mllm_checkpoints("qwen2_vl")[0])
+    return mllm_processor(mllm_checkpoints("qwen2_vl")[0])
 
 
 def prompts(processor, batch, mask="attention_mask"):
@@ -58,7 +58,7 @@ def llama_tokenizer(marks="first"):
     ("name", "marks"), [*((name, None) for name in MLLMS), ("llava", "first"), ("llava", "always")]
 )
 def test_the_ids_are_those_of_the_whole_prompt(name, marks, mllm_checkpoints):
-    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0])
+    processor = mllm_processor(mllm_checkpoints(name)[0])
     if marks is not None:
         processor.tokenizer = llama_tokenizer(marks)
     parts = [{"type": "text", "text": "like an ark"}, {"type": "image", "image": image(16, 16)}]
@@ -145,7 +145,7 @@ def test_padding_sides(processor):
 
 def test_resolution_follows_the_pixels_allowed(mllm_checkpoints):
     folder, _ = mllm_checkpoints("qwen2_vl")
-    processor = MllmRetrieverProcessor.from_mllm(folder, min_pixels=16 * 16, max_pixels=32 * 32)
+    processor = mllm_processor(folder, min_pixels=16 * 16, max_pixels=32 * 32)
     sizes = [(8, 8), (24, 16), (100, 100), (200, 50)]
     grids = processor([image(*size) for size in sizes])["image_grids"][:, 0, 1:].tolist()
     assert grids == [[4, 4], [4, 6], [8, 8], [4, 16]]
@@ -174,7 +174,7 @@ def test_texts_are_cut_and_images_never(processor, warnings):
 def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, tmp_path):
     """As LamRA does at 480 tokens: however large the image is, and the instruction counts."""
     folder = mllm_checkpoints("qwen2_vl")[0]
-    processor = MllmRetrieverProcessor.from_mllm(folder, max_text_length=12)
+    processor = mllm_processor(folder, max_text_length=12)
     letters = "abcdefghijklmnop"
     parts = [{"type": "text", "text": letters}, {"type": "image", "image": image(24, 24)}]
     message = [{"role": "user", "content": [*parts, {"type": "text", "text": "0123456789ABCDEF"}]}]
@@ -197,7 +197,7 @@ def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, tmp_path):
 
 @pytest.mark.parametrize("name", MLLMS)
 def test_saves_and_loads(name, mllm_checkpoints, tmp_path):
-    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0], max_length=300)
+    processor = mllm_processor(mllm_checkpoints(name)[0], max_length=300)
     processor.save_pretrained(tmp_path)
     items = ["a", image(16, 16), {"image": image(9, 30), "text": "red"}]
     expected = processor(items, instruction="Find it.")
@@ -212,7 +212,7 @@ def test_saves_and_loads(name, mllm_checkpoints, tmp_path):
 
 def test_internvl_tiles(mllm_checkpoints):
     """A picture may become several tiles, each with its tokens."""
-    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints("internvl")[0])
+    processor = mllm_processor(mllm_checkpoints("internvl")[0])
     assert processor([image(32, 16)])["pixel_values"].shape == (1, 1, 3, 16, 16)
     processor.image_processor.crop_to_patches = True
     batch = processor([image(32, 16), "a"])
@@ -240,7 +240,7 @@ def test_unusable_calls(processor):
 def test_a_processor_that_cannot_be_made(name, options, message, mllm_checkpoints, tiny_checkpoints):
     folder = tiny_checkpoints[name] if name in tiny_checkpoints else mllm_checkpoints(name)[0]
     with pytest.raises(ValueError, match=message):
-        MllmRetrieverProcessor.from_mllm(folder, **options)
+        mllm_processor(folder, **options)
 
 
 def test_a_tokenizer_that_was_swapped(processor, mllm_checkpoints, tmp_path):

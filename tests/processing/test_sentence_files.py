@@ -8,9 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from conjoin.hub import export, load_model
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, score_fusion_model
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.storage import processor_digest
 
@@ -22,14 +20,8 @@ def parts(tiny_checkpoints, mllm_checkpoints):
     """A model of two towers and one of an MLLM, with their processors."""
     clip, mllm = tiny_checkpoints["clip"], mllm_checkpoints("qwen2_vl")[0]
     return {
-        "score_fusion": (
-            ScoreFusionModel.from_clip(clip).eval(),
-            ImageTextProcessor.from_backbones(clip, clip, prompts=PROMPTS),
-        ),
-        "mllm_retriever": (
-            MllmRetrieverModel.from_mllm(mllm, 2),
-            MllmRetrieverProcessor.from_mllm(mllm, prompts=PROMPTS),
-        ),
+        "score_fusion": (score_fusion_model(clip).eval(), image_text_processor(clip, clip, prompts=PROMPTS)),
+        "mllm_retriever": (mllm_model(mllm, 2), mllm_processor(mllm, prompts=PROMPTS)),
     }
 
 

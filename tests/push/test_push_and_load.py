@@ -15,8 +15,7 @@ from test_push import metadata
 from conjoin.cli.main import main
 from conjoin.data import load_triplets
 from conjoin.hub import export
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor
+from conjoin.hub.build import image_text_processor, score_fusion_model
 from conjoin.push import collection_upload, dataset_upload, metric_upload, model_upload, push
 from conjoin.retrieval import ItemEncoder, encode_collection, open_collection
 from loopback_hub import ENVIRONMENT
@@ -110,7 +109,7 @@ def photos(tmp_path, pictures, monkeypatch):
 def test_push_then_load(hub, tiny_checkpoints, pictures, photos, tmp_path):
     expected, clip = {}, tiny_checkpoints["clip"]
     for seed, name in enumerate(("pinned", "new")):
-        model, processor = ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip)
+        model, processor = score_fusion_model(clip), image_text_processor(clip, clip)
         torch.manual_seed(seed)
         with torch.no_grad():
             model.backbone.text_projection.weight.add_(torch.randn(20, 16))

@@ -10,8 +10,7 @@ from sentence_transformers.base.modules import Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 
 from conjoin.hub import export
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder, search_items
 from conjoin.retrieval.sentence_encoder import SentenceEncoder, SentenceItems, load_sentence_transformer
 from tiny_checkpoints import bert_tokenizer
@@ -168,7 +167,7 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
 def test_chat_messages_beside_other_items(mllm_checkpoints, pictures, tmp_path):
     """The library cannot mix them in a batch with items of the same modality."""
     source, _ = mllm_checkpoints("qwen2_vl")
-    model, processor = MllmRetrieverModel.from_mllm(source), MllmRetrieverProcessor.from_mllm(source)
+    model, processor = mllm_model(source), mllm_processor(source)
     other = SentenceEncoder(*load_sentence_transformer(export(model, processor, tmp_path), trust_remote_code=True))
     shown = [{"type": "image", "image": picture} for picture in pictures[:2]]
     chat = [{"role": "user", "content": [shown[0], {"type": "text", "text": "but like"}, shown[1]]}]

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from conjoin.cli.main import main
 from conjoin.evaluation import Curve, render_report
 from conjoin.hub import load_embedder, load_model
+from conjoin.hub.build import prune
 from conjoin.models.shortcuts import use_shortcuts
 from conjoin.push import model_upload
 from conjoin.trainers.compress import (
@@ -135,7 +136,7 @@ def test_states_are_those_of_models_pruned_there(name, retriever, pairs):
         states = readout_states(model, processor, items)
         assert states.shape[:2] == (DEPTH, len(items))
         for keep in range(2, DEPTH + 1):
-            copied, loaded = model.pruned(keep), retriever(name, keep)[0]
+            copied, loaded = prune(model, keep), retriever(name, keep)[0]
             assert copied.config.to_dict() == loaded.config.to_dict()
             with torch.no_grad():
                 for pruned in (copied, loaded):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from PIL import Image as PilImage
 
+from conjoin.hub.build import image_text_processor, score_fusion_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.trainers.features import CachedFeatures, collate_features, precompute
 from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 
@@ -135,7 +134,7 @@ def test_what_cannot_be_cached_is_refused(tiny_checkpoints, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     broken = [dict(row) | {"image": str(tmp_path / "broken.png")} for row in rows]
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    of_clip = (ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip))
+    of_clip = (score_fusion_model(clip), image_text_processor(clip, clip))
     cases = [
         (make_encoder(tiny_checkpoints), rows, {}, "vision_model is trained; set freeze_towers, or feature_copies"),
         (frozen(tiny_checkpoints), rows.to_iterable_dataset(), {}, "of a stream are not kept; set dataset_streaming"),

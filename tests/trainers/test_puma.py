@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import QueryRows
+from conjoin.hub.build import mllm_model
 from conjoin.losses import info_nce, self_distillation
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
+from conjoin.trainers import puma
 from conjoin.trainers.puma import PumaStage1Config, PumaStage2Config
 from tiny_puma import Instructed, make_student, make_trainer, sentences
 
@@ -26,7 +27,7 @@ def folder(mllm_checkpoints):
 
 @pytest.fixture(scope="module")
 def teacher(folder):
-    return MllmRetrieverModel.from_mllm(folder)
+    return mllm_model(folder)
 
 
 def terms_of(trainer, batch, progress=0.0):
@@ -51,7 +52,7 @@ def test_the_shared_teacher_of_an_untrained_student_is_the_full_one(name, mllm_c
     batch = RetrievalCollator(processor)([Instructed(4, negatives=0)[i] for i in range(4)])
     found = {}
     for mode in ("full", "shared"):
-        whole = MllmRetrieverModel.from_mllm(folder)
+        whole = mllm_model(folder)
         arguments = {"teacher": whole, "mode": mode}
         trainer = make_trainer("puma_stage1", model, processor, tmp_path, sentences(8), **arguments)
         with torch.no_grad():
@@ -131,8 +132,8 @@ def test_cached_states_are_those_of_the_teacher_and_computed_once(folder, tmp_pa
     cached.evaluate()  # rows without states
 
     loads = []
-    load = MllmRetrieverModel.from_mllm
-    monkeypatch.setattr(MllmRetrieverModel, "from_mllm", lambda *a, **k: loads.append(a) or load(*a, **k))
+    load = puma.mllm_model
+    monkeypatch.setattr(puma, "mllm_model", lambda *a, **k: loads.append(a) or load(*a, **k))
     students = [make_student(folder) for _ in range(5)]
     loads.clear()
     assert first_loss(trainer(student=students[0], **cache)) == pytest.approx(expected, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Saving models so that others can load them, and loading what was saved."""
+"""Building models on pretrained ones, saving them so that others can load them, and loading what was saved."""
 
 from conjoin.lazy import attach
 

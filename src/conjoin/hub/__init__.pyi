@@ -1,3 +1,4 @@
+from conjoin.hub.build import from_backbones as from_backbones, from_clip as from_clip, from_mllm as from_mllm
 from conjoin.hub.embedder import load_embedder as load_embedder
 from conjoin.hub.load import (
     check_model as check_model,

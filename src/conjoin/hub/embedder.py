@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, ProcessorMixin
 
+from conjoin.hub.build import mllm_model, mllm_processor
+from conjoin.hub.pruned_checkpoint import fetch_small_files
 from conjoin.hub.stock import module_files
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.pruned_checkpoint import fetch_small_files
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, sentence_settings
 
@@ -50,7 +51,7 @@ class EmbedderFiles(NamedTuple):
         sentence_files: The content of the files of sentence-transformers, by path.
         chat_template: Its chat template.
         config: Fields of `MllmRetrieverConfig`.
-        processor: Arguments of `MllmRetrieverProcessor.from_mllm`.
+        processor: Arguments of `mllm_processor`.
     """
 
     sentence_files: dict[str, Any]
@@ -114,7 +115,7 @@ def load_embedder(
         keep_layers: Number of layers of the language model to keep; all when None.
         preset: For a checkpoint whose files do not say how it embeds, one of `PRESETS`; it replaces what they say.
         revision: Branch, tag or commit on the Hub.
-        processor: Arguments of `MllmRetrieverProcessor.from_mllm`, such as `max_pixels`.
+        processor: Arguments of `mllm_processor`, such as `max_pixels`.
         config: Other fields of `MllmRetrieverConfig`.
 
     Raises:
@@ -126,7 +127,7 @@ def load_embedder(
         raise ValueError(f"preset={preset!r}; expected one of {sorted(PRESETS)}")
     files = read_embedder(checkpoint, revision) if preset is None else PRESETS[preset]
     given = {name: value for name, value in (processor or {}).items() if value is not None}
-    reader = MllmRetrieverProcessor.from_mllm(
+    reader = mllm_processor(
         checkpoint,
         ret_token=None,
         revision=revision,
@@ -135,7 +136,7 @@ def load_embedder(
         **files.processor | given,
     )
     settings = {"ret_token_id": None} | files.config | config
-    return MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings), reader
+    return mllm_model(checkpoint, keep_layers, revision=revision, **settings), reader
 
 
 def read_embedder(checkpoint: str | Path, revision: str | None = None) -> EmbedderFiles:

@@ -162,7 +162,7 @@ class JointEncoderModel(TowersModel):
 
     `f = E_VL([V', L', CLS])` with `V' = A_V(E_V(I))`, `L' = A_L(E_L(T))`; a missing modality is absent from the
     sequence. The towers can be any vision and text models that transformers builds from a configuration:
-    `JointEncoderModel.from_backbones(vision, text)`.
+    `conjoin.from_backbones(vision, text)`.
     """
 
     config_class = JointEncoderConfig

@@ -1,10 +1,8 @@
 """Score fusion: the weighted sum of the two vectors of a two-tower model (CLIP-SF of UniIR)."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +38,7 @@ class ScoreFusionModel(TowersModel):
     """Embeds text, image, or image + text items as `w_i * e_i + w_t * e_t`, then L2-normalised (UniIR, CLIP-SF).
 
     `e_i` and `e_t` are the projected vectors of a two-tower model, raw by default; a missing modality adds exactly
-    zero. BGE-VL-base and -large are CLIP checkpoints with this fusion: load them with `from_clip`.
+    zero. BGE-VL-base and -large are CLIP checkpoints with this fusion: `conjoin.from_clip` builds it.
     """
 
     config_class = ScoreFusionConfig
@@ -63,24 +61,6 @@ class ScoreFusionModel(TowersModel):
         """Freeze the backbone's logit scale and bias: losses have their own."""
         for parameter in self.backbone.parameters(recurse=False):
             parameter.requires_grad_(False)
-
-    @classmethod
-    def from_clip(cls, checkpoint: str | Path | PreTrainedModel, **config_kwargs: Any) -> "ScoreFusionModel":  # noqa: ANN401
-        """Build score fusion on a pretrained two-tower model; fixed weights need no training.
-
-        Args:
-            checkpoint: A model id, a folder, or a loaded model: CLIP, SigLIP, or a model with the same layout.
-            config_kwargs: Fields of `ScoreFusionConfig`.
-
-        Raises:
-            ValueError: The checkpoint does not have two towers.
-        """
-        loaded: Any = checkpoint
-        if not isinstance(checkpoint, PreTrainedModel):
-            loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
-        model = cls(ScoreFusionConfig(backbone_config=copy.deepcopy(loaded.config), **config_kwargs))
-        model.backbone.load_state_dict(loaded.state_dict())
-        return model
 
     @property
     def vision_model(self) -> PreTrainedModel:

@@ -1,13 +1,11 @@
 """Token fusion (VISTA): image patches enter a text encoder as tokens between CLS and the text."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import can_return_tuple
 
 from .configuration_token_fusion import TokenFusionConfig
@@ -25,7 +23,7 @@ class TokenFusionModel(TowersModel):
 
     The published VISTA weights (bge-visualized) cannot be loaded: they are a pickled `.pth` file, which this package
     never unpickles, and transformers does not have their vision tower (EVA02-CLIP). BGE-VL-base and -large are CLIP
-    checkpoints with score fusion: load them with `ScoreFusionModel.from_clip`.
+    checkpoints with score fusion: `conjoin.from_clip` builds it.
     """
 
     config_class = TokenFusionConfig
@@ -42,34 +40,6 @@ class TokenFusionModel(TowersModel):
             )
         self.visual_projection = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.post_init()
-
-    @classmethod
-    def from_backbones(
-        cls,
-        vision: str | Path | PreTrainedModel,
-        text: str | Path | PreTrainedModel,
-        **config_kwargs: Any,  # noqa: ANN401
-    ) -> Self:
-        """Build token fusion on two pretrained towers; only the projection between them is untrained.
-
-        Args:
-            vision: A model id, a folder, or a loaded vision model. A two-tower model (CLIP, SigLIP) gives its
-                vision tower.
-            text: The same for a BERT-family text encoder.
-            config_kwargs: Fields of `TokenFusionConfig`; the ids of CLS and SEP come from the text encoder's
-                tokenizer unless given.
-
-        Raises:
-            ValueError: There is no vision tower, the text encoder is not of the BERT family, or it is a loaded model
-                without the path of its tokenizer.
-        """
-        if not {"cls_token_id", "sep_token_id"} <= set(config_kwargs):
-            folder = text.name_or_path if isinstance(text, PreTrainedModel) else text
-            if not folder:
-                raise ValueError("text is a loaded model without a path: also pass cls_token_id and sep_token_id")
-            known = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            config_kwargs = {"cls_token_id": known.cls_token_id, "sep_token_id": known.sep_token_id} | config_kwargs
-        return super().from_backbones(vision, text, **config_kwargs)
 
     @can_return_tuple
     def forward(

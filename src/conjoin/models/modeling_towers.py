@@ -3,12 +3,11 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 VIEWS = ("image", "text", "fused")
@@ -40,32 +39,6 @@ class TowersModel(PreTrainedModel):
     _supports_sdpa = True
     vision_model: Any
     text_model: Any
-
-    @classmethod
-    def from_backbones(
-        cls,
-        vision: str | Path | PreTrainedModel,
-        text: str | Path | PreTrainedModel,
-        **config_kwargs: Any,  # noqa: ANN401
-    ) -> Self:
-        """Build a model on two pretrained towers; its other parts start untrained.
-
-        Args:
-            vision: A model id, a folder, or a loaded vision model. A two-tower model (CLIP, SigLIP) gives its
-                vision tower.
-            text: The same for text; it may be the same model.
-            config_kwargs: Fields of the model's configuration.
-
-        Raises:
-            ValueError: The checkpoint has no such tower.
-        """
-        towers = {"vision": vision, "text": text}
-        configs: dict[str, Any] = {f"{kind}_config": _tower_config(source, kind) for kind, source in towers.items()}
-        config_class: Any = cls.config_class
-        model = cls(config_class(**configs, **config_kwargs))
-        for kind, source in towers.items():
-            _load_tower(getattr(model, f"{kind}_model"), source, kind)
-        return model
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the text tower's token embeddings."""
@@ -107,30 +80,6 @@ def build_tower(config: PreTrainedConfig, depth: int | None = None) -> PreTraine
             delattr(tower.get_submodule(owner), name)
             tower.get_submodule(owner).register_buffer(name, parameter.data)
     return tower
-
-
-def _tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
-    """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
-    if isinstance(source, PreTrainedModel):
-        config, name = source.config, type(source).__name__
-    else:
-        config, name = AutoConfig.from_pretrained(source, trust_remote_code=False), repr(str(source))
-    config = getattr(config, f"{kind}_config", config)
-    needed = "patch_size" if kind == "vision" else "vocab_size"
-    if needed not in config.to_dict():
-        raise ValueError(f"{name} has no {kind} tower: its {type(config).__name__} has no {needed!r}")
-    return copy.deepcopy(config)
-
-
-def _load_tower(tower: PreTrainedModel, source: Any, kind: str) -> None:  # noqa: ANN401
-    """Copy weights of the `kind` tower into `tower`, except pooling heads and blocks that were not built."""
-    if not isinstance(source, PreTrainedModel):
-        source = type(tower).from_pretrained(source, config=tower.config)
-    elif f"{kind}_config" in source.config.sub_configs:
-        source = getattr(source, f"{kind}_model")
-    missing = tower.load_state_dict(source.state_dict(), strict=False).missing_keys
-    if missing:
-        raise ValueError(f"{type(source).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
 
 
 def on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:

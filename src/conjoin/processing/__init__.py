@@ -1,6 +1,5 @@
 """Items, and the processors that turn them into model inputs. Each saved checkpoint contains the files of these."""
 
-from .from_mllm import retriever_template as retriever_template
 from .item_error import ItemError as ItemError, MissingFileError as MissingFileError
 from .item_images import load_image as load_image
 from .item_inputs import parse_item as parse_item, parse_items as parse_items

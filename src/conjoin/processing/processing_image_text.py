@@ -1,12 +1,11 @@
 """The processor of all models with one image tower and one text tower."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, PreTrainedTokenizerBase
+from transformers import BatchFeature, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .item_error import ItemError
@@ -50,25 +49,6 @@ class ImageTextProcessor(SentenceFilesMixin):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
         self.max_text_length = max_text_length
         self.text_padding = text_padding
-
-    @classmethod
-    def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":
-        """Combine the image processor and tokenizer of two checkpoints (ids or folders), which may be the same.
-
-        A loaded image processor or tokenizer may replace its checkpoint.
-        """
-        config = None
-        if isinstance(text, str | Path):
-            config = AutoConfig.from_pretrained(text, trust_remote_code=False).get_text_config()
-            text = AutoTokenizer.from_pretrained(text, trust_remote_code=False)
-        if isinstance(vision, str | Path):
-            vision = AutoImageProcessor.from_pretrained(vision, trust_remote_code=False)
-        if config is not None and config.model_type.startswith("siglip"):  # SigLIP 2's tokenizer has another name
-            kwargs["max_text_length"] = kwargs.get("max_text_length") or config.max_position_embeddings
-            kwargs.setdefault("text_padding", "max_length")
-        elif "siglip" in type(text).__name__.lower():
-            kwargs.setdefault("text_padding", "max_length")
-        return cls(vision, text, **kwargs)
 
     def __call__(
         self,

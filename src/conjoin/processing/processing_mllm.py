@@ -1,9 +1,9 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil, sqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -57,7 +57,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, whose patch grid gives the number.
         max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
         max_text_length: Longest text in tokens, with the instruction before it; no limit when None.
-        chat_template: What writes the prompts, in Jinja; `from_mllm` makes it.
+        chat_template: What writes the prompts, in Jinja; `conjoin.from_mllm` makes it.
         input_type: How an item with several images is read: `"seq"` (images and texts in their order), or `"cat"` (the
             images concatenated into one picture, then the texts joined).
         prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
@@ -72,9 +72,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         ValueError: The tokenizer does not know the image token or the readout token, there is no template, or an
             option is out of range.
     """
-
-    from_mllm: ClassVar[Callable[..., "MllmRetrieverProcessor"]]
-    """Builds the processor of a pretrained MLLM. The package `conjoin` sets it; see `conjoin.processing.from_mllm`."""
 
     def __init__(
         self,
@@ -103,7 +100,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         self.resize_first = resize_first
         self._ends = ("", "") if sentence_files is None else _ends(tokenizer)
         if not chat_template:
-            raise ValueError("chat_template is missing: MllmRetrieverProcessor.from_mllm of conjoin writes one")
+            raise ValueError("chat_template is missing: conjoin.from_mllm writes one")
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
         for token in (image_token, ret_token):

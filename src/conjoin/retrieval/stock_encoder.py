@@ -27,7 +27,7 @@ from conjoin.storage import part_digest, settings_digest
 _TOWERS = {"text_config", "vision_config"}
 _ELSE = (
     "expected a model with an image and a text tower, a vision or a text encoder, a folder of sentence-transformers "
-    "or this package; MllmRetrieverModel.from_mllm makes an encoder of an MLLM, preset= (--preset) a published one"
+    "or this package; conjoin.from_mllm makes a model of an MLLM, preset= (--preset) a published one"
 )
 
 

@@ -23,13 +23,14 @@ from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.metrics import integer_labels
 from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, save_model
+from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
 from conjoin.hub.load import MODELS, model_type
 from conjoin.losses.gather import is_distributed
 from conjoin.losses.temperature import Temperature
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.push import model_upload, push
 from conjoin.trainers.features import CachedFeatures, collate_features
@@ -725,7 +726,7 @@ def load_trainable(
         model: As for `RetrievalTrainer`.
         processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
         preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.PRESETS`.
-        limits: Arguments of `MllmRetrieverProcessor.from_mllm`, such as `max_pixels`.
+        limits: Arguments of `mllm_processor`, such as `max_pixels`.
         options: For a new model around a name: fields of its configuration, such as `keep_layers`.
 
     Raises:
@@ -740,12 +741,10 @@ def load_trainable(
         elif kind in ARCHITECTURES and (preset is not None or is_embedder(name, revision)):
             model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
         elif kind in ARCHITECTURES:
-            model = MllmRetrieverModel.from_mllm(name, **options)
-            token = None if model.config.readout == "last" else options.get("ret_token", "[RET]")
-            own = MllmRetrieverProcessor.from_mllm(name, **limits or {}, ret_token=token, revision=revision)
+            model, own = from_mllm(name, processor=limits, **options)
         else:
-            own = processor or ImageTextProcessor.from_backbones(name, name)
-            model = ScoreFusionModel.from_clip(model, **options)
+            own = processor or image_text_processor(name, name)
+            model = score_fusion_model(model, **options)
         processor = processor or own
     elif model.config.model_type not in MODELS and "vision_config" in model.config.sub_configs:
         if not hasattr(model, "get_image_features"):
@@ -753,8 +752,8 @@ def load_trainable(
                 f"{type(model).__name__} has no two towers; pass its name, or an MLLM retriever around it"
             )
         if processor is None:
-            processor = ImageTextProcessor.from_backbones(model.name_or_path, model.name_or_path)
-        model = ScoreFusionModel.from_clip(model)
+            processor = image_text_processor(model.name_or_path, model.name_or_path)
+        model = score_fusion_model(model)
     elif processor is None and model.name_or_path and model.config.model_type in MODELS:
         processor = load_processor(model.name_or_path)
     if isinstance(model, ScoreFusionModel) and not isinstance(processor, ImageTextProcessor):

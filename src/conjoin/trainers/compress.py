@@ -20,6 +20,7 @@ from conjoin.devices import choose_device
 from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
 from conjoin.hub import load_model
+from conjoin.hub.build import prune
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import attention_implementation, evaluation_mode, without_shortcuts
 from conjoin.progress import progress
@@ -123,7 +124,7 @@ def compress(
     nn.Module.to(model, device).eval().requires_grad_(False)
     measure("whole", model, processor)
     for kept in sorted(options.layers):
-        student: Any = model.pruned(kept)
+        student: Any = prune(model, kept)
         measure("untrained", student, processor)
         torch.manual_seed(options.seed)
         # the vision tower and the tokens stay those of the teacher

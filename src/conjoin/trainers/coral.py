@@ -17,10 +17,10 @@ from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import QueryRows
+from conjoin.hub.pruned_checkpoint import INDEX, SINGLE, fetch_small_files
 from conjoin.losses import embedding_reconstruction, mean_over_devices, mean_over_rows, token_reconstruction
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.prompt_rows import move_to_front
-from conjoin.models.mllm_retriever.pruned_checkpoint import INDEX, SINGLE, fetch_small_files
 from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.item_inputs import Item

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
 from conjoin.hub import check_model
+from conjoin.hub.build import mllm_model
 from conjoin.losses import mac, mac_hard_temperature, self_distillation
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
@@ -115,7 +116,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
             check_model(name)
             settings = {each: getattr(student.config, each) for each in ("readout", "position_mode")}
             ret_token = self.processing_class.ret_token or "[RET]"  # type: ignore[union-attr]
-            whole = MllmRetrieverModel.from_mllm(name, ret_token=ret_token, dtype=student.dtype, **settings)
+            whole = mllm_model(name, ret_token=ret_token, dtype=student.dtype, **settings)
         depths = [each.config.keep_layers for each in (student, whole)]
         widths = [each.config.get_text_config().hidden_size for each in (student, whole)]
         if depths[0] >= depths[1] or widths[0] != widths[1]:

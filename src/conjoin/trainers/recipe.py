@@ -33,9 +33,8 @@ from conjoin.data import (
 )
 from conjoin.data.row_checks import problem_of
 from conjoin.hub import check_model
-from conjoin.hub.load import MODELS
+from conjoin.hub.build import TWO_TOWERS, image_text_processor, towers_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SentenceFilesMixin, check_processor_type
 from conjoin.trainers.base import RetrievalConfig, load_trainable
 from conjoin.trainers.peft import find_part, quantize
@@ -168,7 +167,7 @@ class ModelArguments:
     def _composed(self) -> tuple[Any, Any]:
         """A new model around two towers."""
         vision, text = self.vision_model_name_or_path, self.text_model_name_or_path
-        if self.model_type not in ("joint_encoder", "token_fusion") or vision is None or text is None:
+        if self.model_type not in TWO_TOWERS or vision is None or text is None:
             raise ValueError(
                 f"model_type={self.model_type!r} with the towers {vision!r} and {text!r}: name a model by "
                 "model_name_or_path, or joint_encoder or token_fusion and both towers"
@@ -176,10 +175,9 @@ class ModelArguments:
         options: Any = self.model_init_kwargs or {}
         image_processor = sample_image_processor(self.image_size) if vision == SAMPLE else vision
         tower, tokenizer = load_sample_text_tower() if text == SAMPLE else (text, text)
-        processor = ImageTextProcessor.from_backbones(image_processor, tokenizer, max_text_length=self.max_text_length)
-        kind: Any = MODELS[self.model_type][0]
+        processor = image_text_processor(image_processor, tokenizer, max_text_length=self.max_text_length)
         vision_tower = load_sample_vision_tower() if vision == SAMPLE else vision
-        return kind.from_backbones(vision_tower, tower, **options), processor
+        return towers_model(TWO_TOWERS[self.model_type], vision_tower, tower, **options), processor
 
 
 @dataclass

@@ -1,22 +1,19 @@
 """A multimodal language model as a retriever: first layers, final norm, one readout position (PUMA)."""
 
-import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
+from transformers import AutoModel, PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .configuration_mllm_retriever import MllmRetrieverConfig, keep_first_layers
+from .configuration_mllm_retriever import MllmRetrieverConfig
 from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, readout_positions, view_mask
-from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 
 DEEPSTACK_INPUTS = ("visual_pos_masks", "deepstack_visual_embeds")
 """What the language model of Qwen3-VL calls the image positions and the features that it adds there."""
@@ -141,7 +138,7 @@ class MllmRetrieverModel(PreTrainedModel):
             raise ValueError(f"readout={config.readout!r} needs ret_token_id, the id of [RET]")
         width = config.get_text_config().hidden_size
         self.ret_embedding = nn.Parameter(torch.zeros(width))
-        self._adopt(AutoModel.from_config(config.backbone_config, dtype=torch.get_default_dtype()))
+        self.adopt(AutoModel.from_config(config.backbone_config, dtype=torch.get_default_dtype()))
         self.post_init()
 
     @classmethod
@@ -151,76 +148,7 @@ class MllmRetrieverModel(PreTrainedModel):
         (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_tokens()
         return loaded
 
-    @classmethod
-    def from_mllm(
-        cls,
-        checkpoint: str | Path,
-        keep_layers: int | None = None,
-        *,
-        ret_token: str = "[RET]",
-        dtype: torch.dtype | None = None,
-        revision: str | None = None,
-        **config_kwargs: Any,  # noqa: ANN401
-    ) -> "MllmRetrieverModel":
-        """Build a retriever on a pretrained MLLM; only the kept weights are read.
-
-        Deeper layers and the head are never allocated. Shards that hold only such weights are neither downloaded nor
-        opened. If the tokenizer does not have [RET], the vector of [RET] is initialised to the mean of all token
-        embeddings, and its id is the next free one.
-
-        Args:
-            checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-            keep_layers: Number of layers of the language model to keep; all when None.
-            ret_token: Text of the readout token.
-            dtype: Dtype of the weights; the checkpoint's when None.
-            revision: Branch, tag or commit on the Hub.
-            config_kwargs: Other fields of `MllmRetrieverConfig`.
-
-        Raises:
-            FileNotFoundError: A required file is missing.
-            ValueError: The checkpoint has another architecture, or a field is unknown or out of range.
-        """
-        known = set(MllmRetrieverConfig.__annotations__) - {"backbone_config"}
-        if unknown := sorted(set(config_kwargs) - known):
-            raise ValueError(f"unknown field {unknown[0]!r} of the MLLM retriever; expected some of {sorted(known)}")
-        checkpoint = str(checkpoint)
-        folder = fetch_small_files(checkpoint, revision)
-        backbone_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        num_tokens = len(tokenizer)
-        is_new = bool(tokenizer.add_tokens([ret_token], special_tokens=True))
-        fields = {"keep_layers": keep_layers, "ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)}
-        config = MllmRetrieverConfig(backbone_config=backbone_config, **fields | config_kwargs)
-        stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
-        backbone: Any = load_pruned_backbone(checkpoint, config.backbone_config, dtype or stored, revision)
-        with torch.device("meta"):
-            model = cls(config)
-        table = backbone.get_input_embeddings().weight.detach()
-        vector = table[:num_tokens].float().mean(0) if is_new else table[model.config.ret_token_id]
-        model.ret_embedding = nn.Parameter(vector.to(table.dtype, copy=True))
-        model._adopt(backbone)
-        model.config.backbone_config = backbone.config
-        model.config.backbone_config.name_or_path = checkpoint
-        return model.eval()
-
-    def pruned(self, keep_layers: int) -> "MllmRetrieverModel":
-        """Return a copy of the first `keep_layers` layers of this model.
-
-        Raises:
-            ValueError: It has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
-        """
-        config = keep_first_layers(self.config.backbone_config, keep_layers)
-        layers: Any = self.text_model.layers
-        copies: dict[int, Any] = {
-            id(self.backbone.config): config,
-            id(self.text_model.config): config.get_text_config(),
-        }
-        copies[id(layers)] = copy.deepcopy(layers[:keep_layers], copies)
-        model = copy.deepcopy(self, copies)
-        model.config.backbone_config, model.config.keep_layers = config, keep_layers
-        return model
-
-    def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
+    def adopt(self, backbone: Any) -> None:  # noqa: ANN401
         """Attach the backbone and detach its final norm, so that only the readout position is normed."""
         self.backbone = backbone
         self.norm = backbone.language_model.norm

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel, pruned_checkpoint
+from conjoin.hub import pruned_checkpoint
+from conjoin.hub.build import mllm_model
 from tiny_mllms import DEPTH, MLLMS
 
 INDEX = "model.safetensors.index.json"
@@ -46,7 +47,7 @@ def test_reads_only_what_it_keeps(name, keep, mllm_checkpoints, reads, tmp_path)
     folder, full = mllm_checkpoints(name)
     weight_map = json.load(open(f"{folder}/{INDEX}"))["weight_map"]
     kept = {tensor: shard for tensor, shard in weight_map.items() if not is_dropped(tensor, keep)}
-    model = MllmRetrieverModel.from_mllm(folder, keep)
+    model = mllm_model(folder, keep)
     assert sorted(tensor for tensors in reads.values() for tensor in tensors) == sorted(kept)
     assert set(reads) == set(kept.values())
     if keep < DEPTH:
@@ -62,7 +63,7 @@ def test_reads_only_what_it_keeps(name, keep, mllm_checkpoints, reads, tmp_path)
     shutil.copytree(folder, partial)
     for shard in set(weight_map.values()) - set(kept.values()):
         (partial / shard).unlink()
-    again = MllmRetrieverModel.from_mllm(str(partial), keep)
+    again = mllm_model(str(partial), keep)
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
 
 
@@ -77,7 +78,7 @@ def test_no_deep_parameter_is_ever_allocated(mllm_checkpoints, monkeypatch):
         original(module, name, parameter)
 
     monkeypatch.setattr(torch.nn.Module, "register_parameter", register)
-    model = MllmRetrieverModel.from_mllm(mllm_checkpoints("qwen2_vl")[0], 2)
+    model = mllm_model(mllm_checkpoints("qwen2_vl")[0], 2)
     assert sum(made) <= model.num_parameters()
 
 
@@ -88,7 +89,7 @@ def test_a_single_file_is_read_in_part(mllm_checkpoints, reads, tmp_path):
     save_file({k: v for shard in shards for k, v in load_file(shard).items()}, tmp_path / "model.safetensors")
     for file in (*shards, tmp_path / INDEX):
         file.unlink()
-    MllmRetrieverModel.from_mllm(tmp_path, 1)
+    mllm_model(tmp_path, 1)
     assert list(reads) == ["model.safetensors"]
     assert not [tensor for tensor in reads["model.safetensors"] if is_dropped(tensor, 1)]
 
@@ -106,8 +107,8 @@ def test_old_names_on_disk(mllm_checkpoints, reads, tmp_path):
         head = "language_model.lm_head.weight" if name == "llava" else "lm_head.weight"
         save_file(tensors | {head: full.lm_head.weight.detach().clone()}, path / "model.safetensors")
         reads.clear()
-        model = MllmRetrieverModel.from_mllm(str(path), 2)
-        expected = MllmRetrieverModel.from_mllm(folder, 2).state_dict()
+        model = mllm_model(str(path), 2)
+        expected = mllm_model(folder, 2).state_dict()
         assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
         assert not [tensor for tensor in reads["model.safetensors"] if is_dropped(tensor, 2)]
 
@@ -125,7 +126,7 @@ def test_from_the_hub_downloads_only_what_it_keeps(mllm_checkpoints, monkeypatch
         return str(tmp_path)
 
     monkeypatch.setattr(pruned_checkpoint, "snapshot_download", download)
-    model = MllmRetrieverModel.from_mllm("someone/tiny-qwen2-vl", 2, revision="v1")
+    model = mllm_model("someone/tiny-qwen2-vl", 2, revision="v1")
     weight_map = json.load(open(f"{folder}/{INDEX}"))["weight_map"]
     needed = {shard for tensor, shard in weight_map.items() if not is_dropped(tensor, 2)}
     assert {file.name for file in tmp_path.glob("*.safetensors")} == needed < set(weight_map.values())
@@ -143,10 +144,10 @@ def change_config(folder, **values):
 
 def test_the_type_of_the_weights(mllm_checkpoints, tmp_path):
     folder = shutil.copytree(mllm_checkpoints("qwen2_vl")[0], tmp_path / "half")
-    assert MllmRetrieverModel.from_mllm(folder, 2).dtype == torch.float32
-    half = MllmRetrieverModel.from_mllm(folder, 2, dtype=torch.bfloat16)
+    assert mllm_model(folder, 2).dtype == torch.float32
+    half = mllm_model(folder, 2, dtype=torch.bfloat16)
     change_config(folder, dtype="bfloat16")
-    for model in (half, MllmRetrieverModel.from_mllm(folder, 2)):
+    for model in (half, mllm_model(folder, 2)):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
@@ -195,7 +196,7 @@ def test_a_folder_that_is_no_such_checkpoint(mllm_checkpoints, tmp_path):
         folder = shutil.copytree(mllm_checkpoints("qwen2_vl")[0], tmp_path / str(number))
         change(folder)
         with pytest.raises(error, match=message):
-            MllmRetrieverModel.from_mllm(str(folder), 2)
+            mllm_model(str(folder), 2)
 
 
 def test_a_checkpoint_that_is_nowhere(monkeypatch):
@@ -203,7 +204,7 @@ def test_a_checkpoint_that_is_nowhere(monkeypatch):
         raise OSError("no route")
 
     with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub download"):
-        MllmRetrieverModel.from_mllm("absent/folder/x", 2)
+        mllm_model("absent/folder/x", 2)
     monkeypatch.setattr(pruned_checkpoint, "snapshot_download", unreachable)
     with pytest.raises(FileNotFoundError, match=r"there is no folder 'runs/small', and the Hub .*: no route"):
-        MllmRetrieverModel.from_mllm("runs/small", 2)
+        mllm_model("runs/small", 2)
