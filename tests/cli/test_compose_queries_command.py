@@ -30,7 +30,7 @@ def compose(path, out, *options):
 
 def test_from_a_table_to_training_rows(path, tmp_path, capsys):
     out = tmp_path / "shop"
-    options = ("--group-column", "family", "--languages", "th", "vi", "--conditions", "2=1", "--seed", "3")
+    options = ("--columns", "group=family", "--languages", "th", "vi", "--conditions", "2=1", "--seed", "3")
     assert compose(path, out, *options) == 0
     assert f"queries and products in {out}" in capsys.readouterr().out
     assert len(MeritTraining(out)) == 30
@@ -43,7 +43,7 @@ def test_from_a_table_to_training_rows(path, tmp_path, capsys):
 
 def test_a_collection_ranks_positives(path, collection, tmp_path):
     plain, ranked = tmp_path / "plain", tmp_path / "ranked"
-    options = ("--samplers", "conventional=1", "--group-column", "family")
+    options = ("--samplers", "conventional=1", "--columns", "group=family")
     assert compose(path, plain, *options) == 0
     assert compose(path, ranked, "--collection", collection, *options) == 0
     rows, others = ([json.loads(line) for line in (out / "queries-train.json").read_text().splitlines()]

@@ -57,17 +57,17 @@ def test_pairs(model, tmp_path, capsys):
     path.write_text("\n".join(["key,photo,words", *lines]))
     out = tmp_path / "out"
     command = ["evaluate", model, "--benchmark", "pairs", "--data", str(path), "--out", str(out), "--quiet"]
-    assert main([*command, "--image-column", "photo", "--text-column", "words"]) == 0
+    assert main([*command, "--columns", "image=photo", "text=words"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"text → image, R@5 \(6 queries\) +100\.0", printed) and "image → text, " in printed
     results = json.loads((out / "results.json").read_text())
-    which = {"data": str(path), "split": "train", "image_column": "photo", "text_column": ["words"]}
+    which = {"data": str(path), "split": "train", "columns": ["image=photo", "text=words"]}
     assert (results["title"], results["dataset"]) == ("Image-text pairs", which)
     assert "MRR@10" in (out / "report.html").read_text()
     held_out = tmp_path / "test.csv"
     held_out.write_text("\n".join(["key,photo,words", *lines[:2]]))
     command[command.index(str(path))] = str(held_out)
-    columns = ["--image-column", "photo", "--text-column", "words"]
+    columns = ["--columns", "image=photo", "text=words"]
     assert main([*command, *columns, "--gallery", str(path)]) == 0
     assert "Scores of wrong answers" in capsys.readouterr().out
     results = Results.load(out / "results.json")

@@ -54,7 +54,7 @@ def test_rows_of_a_group_are_no_negatives(model, data, tmp_path, monkeypatch):
     monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [f"{colour},{data}/{colour}.png,{number // 3}" for number, colour in enumerate(COLOURS[:6])]
     (tmp_path / "a.csv").write_text("\n".join(["id,image,product", *lines]))
-    words = ("-k", 5, "--group-column", "product", "--miner", "one", model, "image", "image")
+    words = ("-k", 5, "--columns", "group=product", "--miner", "one", model, "image", "image")
     mine(tmp_path / "a.csv", tmp_path / "out", *words)
     mined = load_mined(tmp_path / "out")
     assert {*mined["red"]} == {*mined["blue"]} == {*COLOURS[3:6]} and {*mined["white"]} == {*COLOURS[:3]}

@@ -21,7 +21,7 @@ def test_types_and_defaults():
     mining = parse(
         "mine", "data", "--out=x", "--miner", "n", "m", "text", "text", "--miner", *"o m image text".split()
     )
-    for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "workers", "quiet"):
+    for name in ("columns", "split", "batch_size", "device", "workers", "quiet"):
         assert vars(encoding)[name] == vars(mining)[name]
     assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, None)
     assert (encoding.keep, encoding.keep_pictures, encoding.dims, encoding.only) == (["a", "b"], 256, 8, None)
@@ -60,11 +60,11 @@ def test_a_mistake_is_one_line(words, message, capsys):
 def test_rows_are_read_by_the_options(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("name,words,other\na,one,1\nb,two,2\n")
-    words = ["encode", "m", "d", "--out", "x", "--id-column", "name", "--text-column", "words", "--only", "text"]
+    words = ["encode", "m", "d", "--out", "x", "--only", "text", "--columns", "id=name", "text=words"]
     rows = parse(*words).load_rows(str(table))
     assert rows[:] == {"id": ["a", "b"], "text": ["one", "two"]}
     assert list(parse(*words, "--streaming").load_rows(str(table))) == list(rows)
-    mining = parse("mine", "d", "--out", "x", "--id-column", "name", "--text-column", "other")
+    mining = parse("mine", "d", "--out", "x", "--columns", "id=name", "text=other")
     assert mining.load_rows(str(table), only="text")["text"] == ["1", "2"]
 
 

@@ -83,7 +83,7 @@ def test_embedded_images_are_read_and_not_the_file_of_their_path(folder, outside
     table = folder / "embedded.parquet"
     datasets.Dataset.from_list([{"image": image, "images": [image], "text": "a"}]).to_parquet(table)
     for column in ("image", "images"):
-        (row,) = load_pairs(table, image_column=column, streaming=streaming)
+        (row,) = load_pairs(table, columns={"image": column}, streaming=streaming)
         for found in row["image"] if column == "images" else [row["image"]]:
             assert load_image(found).getpixel((0, 0)) == (0, 0, 255)
 

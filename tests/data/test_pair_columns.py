@@ -30,32 +30,32 @@ def test_the_one_column_of_ids_is_the_id(name, streaming):
 
 def test_a_column_id_is_the_id_whichever_others_there_are(caplog):
     assert load_pairs(table(sku=["x", "y"], id=["u", "v"], product_id=["p", "p"]))["id"][:] == ["u", "v"]
-    assert "the column 'id' is read as id, not 'product_id', 'sku'; choose by id_column" in caplog.text
+    assert "the column 'id' is read as id, not 'product_id', 'sku'; choose by columns, id=COLUMN" in caplog.text
     assert load_pairs(table(sku=["x", "y"], __key__=["u", "v"]))["id"][:] == ["u", "v"]
 
 
 def test_of_several_other_columns_one_must_be_chosen():
     rows = table(sku=["x", "y"], asin=["u", "v"])
-    with pytest.raises(ValueError, match="the columns 'sku', 'asin' may all be the id; choose one by --id-column"):
+    with pytest.raises(ValueError, match="the columns 'sku', 'asin' may all be the id; choose one by columns"):
         load_pairs(rows)
-    assert load_pairs(rows, id_column="asin")["id"][:] == ["u", "v"]
-    assert load_pairs(rows, id_column="")["id"][:] == ["0", "1"]
+    assert load_pairs(rows, columns={"id": "asin"})["id"][:] == ["u", "v"]
+    assert load_pairs(rows, columns={"id": ""})["id"][:] == ["0", "1"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_texts_of_several_columns_are_one(streaming):
     rows = table(streaming, text=["chair", None, "lamp"], category=["office", "garden", None], size=[1, 2, 3])
     several = ["text", "category"]
-    pairs = load_pairs(rows, text_column=several, keep=several)
+    pairs = load_pairs(rows, columns={"text": several}, keep=several)
     assert [row["text"] for row in pairs] == ["chair office", "garden", "lamp"]
     assert [row["metadata"]["text"] for row in pairs] == ["chair", None, "lamp"]
     gap = table(streaming, text=[None, "b", ""], category=[None, "x", "y"])
-    marked = load_pairs(gap, text_column=several, on_error="skip")
+    marked = load_pairs(gap, columns={"text": several}, on_error="skip")
     assert [(row["text"], row["problem"] is None) for row in marked] == [(None, False), ("b x", True), ("y", True)]
     with pytest.raises(ValueError, match=r"no column 'kategory'.*did you mean 'category'"):
-        load_pairs(rows, text_column=["text", "kategory"])
+        load_pairs(rows, columns={"text": ["text", "kategory"]})
     with pytest.raises(ValueError, match=r"column 'size' holds Value\('int64'\); expected texts"):
-        [*load_pairs(rows, text_column=["text", "size"])]
+        [*load_pairs(rows, columns=["text=text,size"])]
     kind = datasets.ClassLabel(names=["office", "garden"])
     for column, feature in (("category", kind), ("text", datasets.List(kind))):
         values = [[0], [1]] if column == "text" else [0, 1]
@@ -63,14 +63,14 @@ def test_the_texts_of_several_columns_are_one(streaming):
         classes = datasets.Dataset.from_dict(classes).cast_column(column, feature)
         classes = classes.to_iterable_dataset() if streaming else classes
         with pytest.raises(ValueError, match=rf"column '{column}' holds .*; expected texts"):
-            load_pairs(classes, text_column=several if column == "category" else "text")
+            load_pairs(classes, columns={"text": several if column == "category" else "text"})
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("only", [None, "image", "text"])
 def test_groups(streaming, only):
     rows = table(streaming, id=["u", "v", "w", "x"], product=[7, None, 7, 8])
-    pairs = load_pairs(rows, group_column="product", only=only)
+    pairs = load_pairs(rows, columns={"group": "product"}, only=only)
     assert [row["group"] for row in pairs] == ["7", None, "7", "8"]
 
 

@@ -67,7 +67,7 @@ def test_tables(image_folder, suffix, streaming):
     pairs = load_pairs(path, streaming=streaming)
     assert isinstance(pairs, datasets.IterableDataset if streaming else datasets.Dataset)
     check(pairs)
-    check(load_pairs(str(path), image_column="image", text_column="caption", id_column="id", streaming=streaming))
+    check(load_pairs(str(path), columns={"image": "image", "text": "caption", "id": "id"}, streaming=streaming))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -124,7 +124,7 @@ def test_emoji(small_sample, monkeypatch, streaming):
 
 
 def test_selected_rows_keep_their_pictures(embedded):
-    pairs = load_pairs(embedded.select([2, 0]), id_column="n")
+    pairs = load_pairs(embedded.select([2, 0]), columns={"id": "n"})
     assert pairs["id"][:] == ["2", "0"]
     assert load_image(pairs[0]["image"]).getpixel((0, 0)) == (0, 0, 255)
 
@@ -133,7 +133,7 @@ def test_iterable_dataset_without_features():
     def rows():
         yield {"picture": Image.new("RGB", (4, 4), (255, 0, 0)), "text": "red"}
 
-    pairs = load_pairs(datasets.IterableDataset.from_generator(rows), image_column="picture")
+    pairs = load_pairs(datasets.IterableDataset.from_generator(rows), columns={"image": "picture"})
     (row,) = pairs
     assert row["id"] == "0" and load_image(row["image"]).getpixel((0, 0)) == (255, 0, 0)
 
@@ -178,7 +178,7 @@ def test_images_or_texts_alone(image_folder, suffix, streaming):
         assert [list(row) for row in loaded] == [["id", only]] * 3
         both = list(load_pairs(write_table(image_folder / f"both{suffix}", rows)))
         assert [row[only] for row in loaded] == [row[only] for row in both]
-    with pytest.raises(ValueError, match="found no image column among 'caption'; pass image_column"):
+    with pytest.raises(ValueError, match="found no image column among 'caption'; name it by columns, image=COLUMN"):
         load_pairs(path, only="image")
     with pytest.raises(ValueError, match="only='both'; expected None, 'image' or 'text'"):
         load_pairs(path, only="both")
@@ -207,7 +207,7 @@ def test_bad_rows_are_named(image_folder, streaming, change, error, message):
 def test_no_caption_or_image_column(embedded):
     with pytest.raises(ValueError, match=r"no text column among 'image', 'n'; .*; or encode the image alone"):
         load_pairs(embedded.remove_columns("text"))
-    with pytest.raises(ValueError, match="found no image column among 'text', 'n'; pass image_column"):
+    with pytest.raises(ValueError, match="found no image column among 'text', 'n'; name it by columns, image=COLUMN"):
         load_pairs(embedded.remove_columns("image"))
 
 
@@ -228,9 +228,9 @@ def test_null_image_and_text_inside_a_dataset(embedded, streaming):
 
 def test_wrong_kind_of_column(embedded):
     with pytest.raises(ValueError, match=r"column 'n' holds Value\('int32'\); expected images"):
-        load_pairs(embedded, image_column="n")
+        load_pairs(embedded, columns={"image": "n"})
     with pytest.raises(ValueError, match=r"column 'n' holds Value\('int32'\); expected texts"):
-        load_pairs(embedded, text_column="n")
+        load_pairs(embedded, columns={"text": "n"})
 
 
 def test_folders_that_hold_no_pairs(image_folder, tmp_path):
@@ -323,7 +323,7 @@ def test_which_of_two_columns_is_read_is_told(image_folder, caplog):
     rows = [row | {"title": "another"} for row in rows_of(image_folder)]
     pairs = load_pairs(write_table(image_folder / "pairs.csv", rows))
     assert "another" not in pairs["text"]
-    assert "the column 'caption' is read as text, not 'title'; choose by text_column" in caplog.text
+    assert "the column 'caption' is read as text, not 'title'; choose by columns, text=COLUMN" in caplog.text
     caplog.clear()
-    assert set(load_pairs(image_folder / "pairs.csv", text_column="title")["text"]) == {"another"}
+    assert set(load_pairs(image_folder / "pairs.csv", columns="text=title")["text"]) == {"another"}
     assert not caplog.text

@@ -61,7 +61,7 @@ def test_what_is_refused(tmp_path, content, message):
 def test_an_empty_cell_is_no_value_everywhere(tmp_path, streaming):
     (tmp_path / "a.csv").write_text("id,text,group\n1,a,\n2,b,x\n3,,x\n")
     rows = load_pairs(
-        tmp_path / "a.csv", only="text", group_column="group", keep=["group"], on_error="skip", streaming=streaming
+        tmp_path / "a.csv", only="text", columns=["group=group"], keep=["group"], on_error="skip", streaming=streaming
     )
     assert [row["group"] for row in rows] == [row["metadata"]["group"] for row in rows] == [None, "x", "x"]
     assert [row["problem"] for row in rows] == [None, None, "row 2 (id '3'): the text is missing"]
@@ -132,7 +132,7 @@ def test_json_of_mixed_types(tmp_path, streaming):
         '{"text": {"en": "d"}, "kind": ["e"], "price": "-"}\n'
     )
     own = datasets.Dataset.from_json(str(tmp_path / "b.jsonl"), cache_dir=str(tmp_path / "own"))
-    options = {"text_column": ["text", "kind"], "keep": ["price:decimal-comma"], "only": "text", "on_error": "skip"}
+    options = {"columns": ["text=text,kind"], "keep": ["price:decimal-comma"], "only": "text", "on_error": "skip"}
     rows = list(load_pairs(own, streaming=streaming, **options))
     assert [row["text"] for row in rows] == ["a b", "c 2", None] and "expected one text in each" in rows[2]["problem"]
     assert [row["metadata"]["price"] for row in rows] == [1.299, 1299.0, None]

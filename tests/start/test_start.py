@@ -70,10 +70,10 @@ def test_a_german_table(shop):
 
 
 def test_several_columns_are_one_text_and_may_be_filters_too(shop):
-    found = find_products(shop(GERMAN), text_column=["Titel", "Kategorie"])
+    found = find_products(shop(GERMAN), columns={"text": ["Titel", "Kategorie"]})
     assert found.texts == ["Titel", "Kategorie"] and "Kategorie" in found.keep
     encode = start_commands("katalog.csv", found, "out", "sample")[0]
-    assert encode[encode.index("--text-column") :][:3] == ["--text-column", "Titel", "Kategorie"]
+    assert "text=Titel,Kategorie" in encode[encode.index("--columns") :]
 
 
 def test_rows_that_cannot_be_used_are_counted_by_reason(shop):
@@ -94,7 +94,7 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
     found = find_products(shop(columns, separator=","))
     assert (found.image, found.texts, found.id, found.group) == ("z", ["y"], "u", None)
     assert found.keep == ["x:number", "v:number"] and "v: 3 to 1,299, read as v:number" in "\n".join(found.lines)
-    found = find_products("katalog.csv", text_column="u", id_column="")
+    found = find_products("katalog.csv", columns={"text": "u", "id": ""})
     assert (found.texts, found.id) == (["u"], "") and "y ('an oak chair')" in found.lines[-2]
 
 
@@ -126,7 +126,7 @@ def test_a_folder_of_pictures(shop, own_export):
     ("columns", "options", "problem"),
     [
         ({"a": ["1", "2"]}, {}, "none of its columns 'a' holds pictures .* or titles"),
-        ({"title": ["a lamp"]}, {"image_column": "pic"}, "no column 'pic'; the columns are 'title'"),
+        ({"title": ["a lamp"]}, {"columns": {"image": "pic"}}, "no column 'pic'; the columns are 'title'"),
         ({"title": []}, {}, "cannot be read: it has no rows"),
         (
             {"image": ["bilder/7.png"], "title": ["a"]},
@@ -166,7 +166,7 @@ def test_a_table_is_checked_without_torch(tmp_path):
 def test_only_what_there_is_is_encoded(shop, monkeypatch):
     titles = find_products(shop({"title": ["a lamp", "a chair"]}))
     (encode, _) = start_commands("katalog.csv", titles, "out", "m")
-    assert encode[5:] == shlex.split("--text-column title --id-column '' --only text --on-error skip --sync")
+    assert encode[5:] == shlex.split("--only text --columns text=title id= --on-error skip --sync")
     monkeypatch.setenv(ALLOW_ROOTS, "/a b")
     monkeypatch.setenv(ALLOW_URLS, "public")
     assert start_commands("katalog.csv", titles, "out", "m")[0] == [*encode, "--root", "/a b", "--allow-urls"]

@@ -17,7 +17,6 @@ class Options(ColumnOptions, ImageOptions):
             other source of pairs.
         out: The folder to make.
         attributes: Columns of the attributes (default: all others that can be a condition).
-        group_column: Column of the product that a row is a variant of.
         queries: Training queries.
         test_queries: Test queries.
         test_share: Share of the products in the test split; 0 for no test split.
@@ -42,7 +41,6 @@ class Options(ColumnOptions, ImageOptions):
     catalogue: str
     out: str = option(required=True)
     attributes: list[str] | None = None
-    group_column: str | None = None
     queries: int = option(10000, least=1)
     test_queries: int = 1000
     test_share: float = 0.1
@@ -70,8 +68,7 @@ def run(options: Options) -> None:
     chosen["samplers"] = dict(options.samplers)
     chosen["conditions"] = {int(number): weight for number, weight in options.conditions}
     settings = CompositionSettings(**{name: value for name, value in chosen.items() if value not in ((), {})})
-    columns = pick(options, "image_column", "text_column", "id_column", "group_column", "split")
-    catalogue = read_catalogue(options.catalogue, attributes=options.attributes, **columns)
+    catalogue = read_catalogue(options.catalogue, **pick(options, "attributes", "columns", "split"))
     for name in options.visual:
         if name not in catalogue.attributes:
             raise ValueError(f"--visual {name}: no such attribute; there are {', '.join(catalogue.attributes)}")

@@ -89,7 +89,7 @@ def run(options: Options) -> None:
     if options.sync and is_first and not options.streaming and all(id_ == str(n) for n, id_ in enumerate(rows["id"])):
         logger.warning(
             "the ids are row numbers: a row that is added or removed changes all after it; name a column of ids "
-            "(--id-column)"
+            "(--columns id=...)"
         )
     if options.ray is not None:
         from conjoin.retrieval.encode_ray import encode_on_ray

@@ -16,12 +16,12 @@ class Options(ColumnOptions, ImageOptions, PromptOptions, ComputeOptions):
     After an interruption, the same command resumes.
 
     Args:
-        data: The candidates, any source that `conjoin encode` reads; parts that no miner compares may be missing.
+        data: The candidates, any source that `conjoin encode` reads; parts that no miner compares may be missing, and
+            rows of one group (--columns group=...) are not negatives of one another.
         out: The folder to write or to resume.
         miner: A miner; may be given several times.
         miners: A file with miners: {name: {model, query, candidate, duplicate_above, relative_margin ...}}.
         anchors: Rows to find negatives for (default: those of DATA).
-        group_column: Column of what a row shows: rows of one group are not negatives of one another.
         k: Negatives per row and miner.
         duplicate_above: Candidates of at least this cosine in every part, image or text, that the miners compare are
             duplicates, not negatives; for the miners given by --miner.
@@ -44,7 +44,6 @@ class Options(ColumnOptions, ImageOptions, PromptOptions, ComputeOptions):
     miner: list[Any] = option([], type=str, action="append", nargs=4, metavar=("NAME", "MODEL", "QUERY", "CANDIDATE"))
     miners: str | None = None
     anchors: str | None = None
-    group_column: str | None = None
     k: int = 10
     duplicate_above: float = 0.95
     absolute_margin: float | None = None

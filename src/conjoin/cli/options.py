@@ -159,23 +159,19 @@ class ColumnOptions:
     """What to read.
 
     Args:
-        image_column: Column of the images, when it cannot be guessed.
-        text_column: Column of the texts, when it cannot be guessed; of several, the texts are joined.
-        id_column: Column of the ids, when it cannot be guessed; "" for row numbers.
+        columns: Columns that are not guessed right, such as image=photo text=name,brand id=sku group=product; the
+            texts of several columns are joined, and id= stands for row numbers.
         split: Split of a dataset that has several.
     """
 
-    image_column: str | None = None
-    text_column: list[str] | None = None
-    id_column: str | None = None
+    columns: list[str] = option([], metavar="ROLE=COLUMN")
     split: str = "train"
 
     def load_rows(self, source: str, **further: Any) -> "AnyDataset":  # noqa: ANN401
         """Load rows by the options that are arguments of `load_pairs`; `further` are others."""
         from conjoin.data import load_pairs
 
-        columns = [each.name for each in fields(ColumnOptions)]
-        return load_pairs(source, **pick(self, *columns, "group_column", "only", "streaming") | further)
+        return load_pairs(source, **pick(self, "columns", "split", "only", "streaming") | further)
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from conjoin.cli.options import ImageOptions
+from conjoin.cli.options import ImageOptions, option
 
 
 @dataclass(kw_only=True)
@@ -24,10 +24,8 @@ class Options(ImageOptions):
         out: The collection (default: runs/NAME of TABLE, runs/NAME-folder of a folder).
         no_app: Stop before the app.
         port: Of the app; 0 for a free one.
-        image_column: Column of the pictures, when it is not guessed right.
-        text_column: Column of the titles, when it is not guessed right; of several, such as title category, the texts
-            are joined.
-        id_column: Column of the ids, when it is not guessed right; "" for row numbers.
+        columns: Columns that are not guessed right, such as image=photo text=name,brand id=sku group=product; the
+            texts of several columns are joined, and id= stands for row numbers.
         keep: Columns for filters and results, in place of those that are guessed; price:number and
             price:decimal-comma as for `conjoin encode`.
         encoding: Of a CSV file, such as cp1250 (default: UTF-8, else Windows-1252).
@@ -41,9 +39,7 @@ class Options(ImageOptions):
     out: str | None = None
     no_app: bool = False
     port: int | None = None
-    image_column: str | None = None
-    text_column: list[str] | None = None
-    id_column: str | None = None
+    columns: list[str] = option([], metavar="ROLE=COLUMN")
     keep: list[str] = field(default_factory=list)
     encoding: str | None = None
 
@@ -59,8 +55,7 @@ def run(options: Options) -> None:
     check_table(options.table)
     from conjoin.start.products import find_products
 
-    columns = options.image_column, options.text_column, options.id_column
-    products = find_products(options.table, *columns, options.keep)
+    products = find_products(options.table, options.columns, options.keep)
     print(f"{options.table}: " + "\n".join(products.lines))
     path = Path(options.table).resolve()
     name = f"{path.name}-folder" if path.is_dir() else path.name.partition(".")[0]

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import datasets
 import pyarrow as pa
@@ -43,6 +43,10 @@ COMMON_COLUMNS = {
     "id": ("id", "__key__", "key", "uid", "uuid", "item_id", "product_id", "sku", "asin", "image_id", "photo_id"),
 }  # fmt: skip
 """Default column names, in order of preference; case is ignored."""
+ROLES = ("image", "text", "id", "group")
+ColumnNames: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
+"""The columns that a caller names, by their roles: `{"image": "photo", "text": ["name", "brand"], "id": "sku"}`, or as
+words, `["image=photo", "text=name,brand", "id=sku"]`."""
 NUMBERS = {":number": ".", ":decimal-comma": ","}
 """Behind the name of a column of metadata, reads its values as numbers with this decimal mark."""
 SURE_IDS = ("id", "__key__")
@@ -90,23 +94,64 @@ def require_columns(names: Iterable[str | None], available: Sequence[str]) -> No
             raise ValueError(f"no column {name!r}; the columns are {', '.join(map(repr, available))}{hint}")
 
 
+def columns_by_role(columns: ColumnNames | None) -> dict[str, str | Sequence[str]]:
+    """Return columns as a dictionary, also those that are words.
+
+    Raises:
+        ValueError: A word is no `ROLE=COLUMN`.
+    """
+    if columns is None or isinstance(columns, Mapping):
+        return dict(columns or {})
+    words = [columns] if isinstance(columns, str) else columns
+    for word in words:
+        if not isinstance(word, str) or "=" not in word:
+            raise ValueError(f"columns: {word!r}; expected ROLE=COLUMN, such as image=photo")
+    return dict(word.split("=", 1) for word in words)
+
+
+def named_columns(
+    columns: ColumnNames | None, available: Sequence[str], roles: Sequence[str] = ROLES
+) -> dict[str, list[str]]:
+    """Return the columns that a caller names, by their roles; none for a role that is named by "".
+
+    Args:
+        columns: As the caller gives them; commas may stand between several columns of a role.
+        available: All columns.
+        roles: The known ones.
+
+    Raises:
+        ValueError: A word is no `ROLE=COLUMN`, or there is no such role or column.
+    """
+    named: dict[str, list[str]] = {}
+    for role, names in columns_by_role(columns).items():
+        if role not in roles:
+            raise ValueError(f"columns: unknown role {role!r}; expected one of {', '.join(roles)}")
+        if isinstance(names, str):
+            names = [names] if names in available else names.split(",")
+        named[role] = [name for name in names if name]
+        require_columns(named[role], available)
+        if len(named[role]) > 1 and role != "text":
+            raise ValueError(f"columns: {role}={','.join(named[role])}; expected one column, several only of text")
+    return named
+
+
 def choose_columns(
-    available: Sequence[str], given: Mapping[str, Any], features: Mapping[str, Any], only: str | None
+    available: Sequence[str], columns: ColumnNames | None, features: Mapping[str, Any], only: str | None
 ) -> PairColumns:
     """Choose the columns that are not given by their names.
 
     Args:
         available: All columns.
-        given: The column of `image`, `text`, `id` and `group`, or None; for `text` perhaps several.
+        columns: Those that are given.
         features: What the columns hold, as far as it is known.
         only: The part to read, `"image"` or `"text"`; None for both.
 
     Raises:
         ValueError: There is no such column, several may be the id, or those of images or texts hold something else.
     """
-    text, *joined = [given["text"]] if isinstance(given["text"], str) else given["text"] or [None]
-    given = {**given, "text": text}
-    require_columns([*given.values(), *joined], available)
+    named = named_columns(columns, available)
+    given = {role: next(iter(named[role]), "") if role in named else None for role in ROLES}
+    joined = named.get("text", [])[1:]
     matches = {role: matching(names, available) for role, names in COMMON_COLUMNS.items()}
     if not matches["text"]:
         matches["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
@@ -122,7 +167,7 @@ def choose_columns(
             alone = f"; or encode the {other} alone with only={other!r}" if only is None else ""
             raise ValueError(
                 f"found no {role} column among {', '.join(map(repr, available))}; "
-                f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}{alone}"
+                f"name it by columns, {role}=COLUMN, or call it one of {', '.join(COMMON_COLUMNS[role])}{alone}"
             )
     label = features.get(chosen["text"] or "")
     if not isinstance(label, datasets.ClassLabel):
@@ -138,11 +183,13 @@ def _guess(role: str, matches: Sequence[str], is_read: bool) -> str | None:
     """Return the first of the columns `matches`; an id has no order of preference but for `SURE_IDS`."""
     if role == "id" and len(matches) > 1 and matches[0].lower() not in SURE_IDS:
         raise ValueError(
-            f"the columns {', '.join(map(repr, matches))} may all be the id; choose one by --id-column (id_column)"
+            f"the columns {', '.join(map(repr, matches))} may all be the id; choose one by columns, id=COLUMN"
         )
     if len(matches) > 1 and is_read | (role == "id"):
         others = ", ".join(map(repr, matches[1:]))
-        logger.warning("the column %r is read as %s, not %s; choose by %s_column", matches[0], role, others, role)
+        logger.warning(
+            "the column %r is read as %s, not %s; choose by columns, %s=COLUMN", matches[0], role, others, role
+        )
     return next(iter(matches), None)
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from conjoin.data.columns import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     IMAGE,
+    ColumnNames,
     PairColumns,
     as_names,
     cast_images,
@@ -45,7 +46,7 @@ PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "metadata")
 _ROWS_AT_ONCE = 1000
 _STREAMED_AT_ONCE = 100
 _UNIQUE = (
-    'choose a column of unique ids by --id-column (id_column), or row numbers by "", or keep the first row of each by '
+    "choose a column of unique ids by columns, id=COLUMN, or row numbers by id=, or keep the first row of each by "
     "--on-error skip (only several captions of one image may share an id)"
 )
 _LOOKED_AT = 100
@@ -55,10 +56,7 @@ _LOOKED_AT = 100
 def load_pairs(
     source: PairSource,
     *,
-    image_column: str | None = None,
-    text_column: str | Sequence[str] | None = None,
-    id_column: str | None = None,
-    group_column: str | None = None,
+    columns: ColumnNames | None = None,
     split: str = "train",
     streaming: bool = False,
     only: Literal["image", "text"] | None = None,
@@ -94,11 +92,10 @@ def load_pairs(
               URLs or paths; images are embedded or URLs;
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
-        image_column: Column of the images. When None, the first match in `COMMON_COLUMNS`, as for the next two.
-        text_column: Column of the captions; or several, whose texts are one text, with a space between them.
-        id_column: Column of unique row names. When None, that of `SURE_IDS`, else the only other match, else row
-            numbers; "" for row numbers.
-        group_column: Column of what a row shows: rows of one group are not each other's negatives.
+        columns: Columns by role, where they are not guessed right from `COMMON_COLUMNS`: `{"image": "photo", "text":
+            ["name", "brand"], "id": "sku", "group": "product"}`. The texts of several columns are one text, with a
+            space between them. Without an id, or with `"id": ""`, the row number is the id. Rows of one group show the
+            same thing, and are not each other's negatives.
         split: The split, for sources with several.
         streaming: Return an `IterableDataset` that reads rows on access.
         only: Load this part only: the source may lack the other, and the result has no column for it.
@@ -126,8 +123,7 @@ def load_pairs(
     first = next(iter(dataset), None)
     if first is None:
         raise ValueError("the dataset is empty: it has no rows")
-    given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
-    chosen = choose_columns(list(first), given, dataset.features, only)
+    chosen = choose_columns(list(first), columns, dataset.features, only)
     metadata = choose_metadata(keep, list(first), dataset.features)
     pictures = dataset.features[chosen.picture] if chosen.picture else None
     has_bytes = holds_images(pictures)
@@ -160,7 +156,7 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
         if repeated:
             logger.warning(
                 "%d of %d rows of %.200s repeat the text of another row, and are negatives of it in training; name "
-                "what they share by group_column",
+                "what they share by columns, group=COLUMN",
                 repeated, len(texts), source,
             )  # fmt: skip
     return pairs

@@ -83,14 +83,10 @@ def start_commands(
     from conjoin.processing.urls import ALLOW_URLS
 
     encode = ["encode", model, table, "--out", out]
-    for option, value in (
-        ("--encoding", encoding),
-        ("--image-column", products.image),
-        ("--text-column", products.texts or None),
-        ("--id-column", products.id),
-        ("--only", products.only),
-    ):
-        encode += [] if value is None else [option, *([value] if isinstance(value, str) else value)]
+    for option, value in (("--encoding", encoding), ("--only", products.only)):
+        encode += [] if value is None else [option, value]
+    named = {"image": products.image, "text": ",".join(products.texts) or None, "id": products.id}
+    encode += ["--columns", *(f"{role}={name}" for role, name in named.items() if name is not None)]
     encode += ["--keep", *products.keep] if products.keep else []
     encode += ["--keep-pictures"] if products.image else []
     encode += ["--on-error", "skip", "--sync"]

@@ -11,12 +11,13 @@ import datasets
 from conjoin.data import COMMON_COLUMNS, load_pairs
 from conjoin.data.columns import (
     NUMBERS,
+    ColumnNames,
     element_of,
     holds_images,
     is_text,
     matching,
+    named_columns,
     read_number,
-    require_columns,
     undecoded,
 )
 from conjoin.data.pair_sources import open_source
@@ -69,20 +70,12 @@ class Products(NamedTuple):
         return "text" if self.image is None else None if self.texts else "image"
 
 
-def find_products(
-    table: str,
-    image_column: str | None = None,
-    text_column: Sequence[str] | None = None,
-    id_column: str | None = None,
-    keep: Sequence[str] = (),
-) -> Products:
+def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence[str] = ()) -> Products:
     """Look at a table of products or a folder of pictures, and guess its columns by their values and names.
 
     Args:
         table: A CSV, TSV, JSON-lines or Parquet file, or a folder.
-        image_column: Of the pictures, to guess nothing.
-        text_column: Those of the titles, likewise.
-        id_column: Of the ids, likewise; "" for row numbers.
+        columns: Those that are given, as for `load_pairs`.
         keep: Columns to keep beside that of the products, in place of those of numbers and of few texts.
 
     Raises:
@@ -96,33 +89,27 @@ def find_products(
         if not Path(table).is_dir():
             raise
         dataset = open_source(Path(table), "train", False, captions=False)[0]
-    if Path(table).is_dir() and id_column is None and "id" in dataset.column_names:
-        id_column = "id"  # the name of the picture, which may have spaces
-    require_columns((image_column, *(text_column or ()), id_column), dataset.column_names)
-    columns = _Columns(dataset)
-    image = columns.take(image_column or columns.image())
-    texts = [*(text_column or filter(None, [columns.title()]))]
-    columns.take(texts[0] if texts else None)  # further ones may be kept too
+    named = named_columns(columns, dataset.column_names)
+    if Path(table).is_dir() and "id" not in named and "id" in dataset.column_names:
+        named["id"] = ["id"]  # the name of the picture, which may have spaces
+    free = _Columns(dataset)
+    image = free.take(named["image"][0] if named.get("image") else free.image())
+    texts = named.get("text") or [*filter(None, [free.title()])]
+    free.take(texts[0] if texts else None)  # further ones may be kept too
     if image is None and not texts:
         raise ValueError(
             f"{table!r}: none of its columns {', '.join(map(repr, dataset.column_names))} holds pictures (paths such "
-            "as images/1.jpg, or URLs) or titles (texts of several words); name one by --image-column or --text-column"
+            "as images/1.jpg, or URLs) or titles (texts of several words); name one by --columns"
         )
-    id_ = columns.take(columns.id() if id_column is None else id_column) or ""
-    unkept = [name for name in columns.free if name in (*OWN_COLUMNS, "text", "image")]
-    columns.free = [name for name in columns.free if name not in unkept]
-    group = columns.take(columns.named(_GROUPS, columns.repeats))
-    numbers, choices = columns.numbers(), columns.choices()
+    id_ = free.take(next(iter(named["id"]), None) if "id" in named else free.id()) or ""
+    unkept = [name for name in free.free if name in (*OWN_COLUMNS, "text", "image")]
+    free.free = [name for name in free.free if name not in unkept]
+    group = free.take(named["group"][0] if named.get("group") else free.named(_GROUPS, free.repeats))
+    numbers, choices = free.numbers(), free.choices()
     kept = [*dict.fromkeys([*([group] if group else []), *(keep or [*numbers, *choices])])]
     found = Products(image, texts, id_, group, kept, ())
     pairs: Any = load_pairs(
-        table,
-        image_column=image,
-        text_column=texts or None,
-        id_column=id_,
-        only=found.only,
-        on_error="skip",
-        keep=kept,
+        table, columns={"image": image or "", "text": texts, "id": id_}, only=found.only, on_error="skip", keep=kept
     )
     problems = [problem for problem in pairs["problem"] if problem is not None]
     if len(problems) == len(pairs):
@@ -132,8 +119,8 @@ def find_products(
         by_reason[re.sub(r"'[^']*'|\d+", "", problem.partition(": ")[2])].append(problem)
     plain = {name.partition(":")[0] for name in kept}
     described = {name.partition(":")[0]: line for name, line in (numbers | choices).items()}
-    others = [name for name in (*unkept, *described, *columns.free) if name not in plain]
-    shown = [f"{name} ({columns.example(name)!r:.40})" for name in others]
+    others = [name for name in (*unkept, *described, *free.free) if name not in plain]
+    shown = [f"{name} ({free.example(name)!r:.40})" for name in others]
     values = {name: len({*dataset[name][:]}) for name in matching(_IDS, dataset.column_names)}
     repeats = [f"{name} has {count:,} values in {len(dataset):,} rows" for name, count in values.items()]
     why = ", ".join(repeats) or "no column has a value of its own in each row"
@@ -147,7 +134,7 @@ def find_products(
         *([f"  products    {group}: the app shows one row of each"] if group else []),
         *(line for name, line in described.items() if name in plain),
         *([f"  not kept    {', '.join(shown)}"] if shown else []),
-        "A wrong guess: --image-column, --text-column, --id-column, --keep.",
+        "A wrong guess: --columns image=... text=... id=... group=..., --keep.",
     ]
     return found._replace(lines=lines)
 

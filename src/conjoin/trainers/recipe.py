@@ -31,6 +31,7 @@ from conjoin.data import (
     load_training_pairs,
     sample_image_processor,
 )
+from conjoin.data.columns import columns_by_role
 from conjoin.data.row_checks import problem_of
 from conjoin.hub import check_model
 from conjoin.hub.build import TWO_TOWERS, image_text_processor, towers_model
@@ -53,7 +54,6 @@ TRAINERS = {
 SAMPLE = "sample"
 """The towers that pip installs."""
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
-PAIR_ROLES = ("image", "text", "id", "group")
 
 
 @dataclass
@@ -196,8 +196,8 @@ class DataArguments:
         dataset_mixture: Several sources in place of `dataset_name`, as YAML: a list of `{"path", "split"?, "weight"?,
             "columns"?, "instruction"?, "name"?}`. The weight of a table of queries is how often its rows are used in
             an epoch; that of streamed pairs is the probability of its rows, in relation to the others.
-        columns: Columns by role, as YAML: `image`, `text`, `id` and `group` of pairs (guessed from common names where
-            it does not say); of queries `query`, `positive` ...
+        columns: Columns that are not guessed right, by role: `{image: photo, text: [name, brand], id: sku}`, as a flag
+            image=photo text=name,brand id=sku; `group`, too, and of queries `query`, `positive` ...
         datasets: Of a collection: names of the data sets to use; empty for all.
         hard_negatives: Negatives per row, from those in the data; of a sentence table at most 1.
         instruction: For queries: the instruction of the rows that have none.
@@ -215,7 +215,7 @@ class DataArguments:
     dataset_format: str = "pairs"
     dataset_streaming: bool = False
     dataset_mixture: list[dict[str, Any]] | str | None = None
-    columns: dict[str, str] | str | None = None
+    columns: dict[str, Any] | str | list[str] | None = field(default=None, metadata={"nargs": "+"})
     datasets: list[str] = field(default_factory=list)
     hard_negatives: int = 0
     instruction: str | None = None
@@ -225,7 +225,7 @@ class DataArguments:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        self.columns = _parsed(self.columns, "columns")
+        self.columns = columns_by_role(self.columns) or None
         self.dataset_mixture = _parsed(self.dataset_mixture, "dataset_mixture")
         options = {"pairs": {"columns", "dataset_streaming", "on_error"}}
         options["queries"] = {"columns", "hard_negatives", "instruction"}
@@ -313,11 +313,7 @@ class DataArguments:
             load = QUERY_FORMATS[self.dataset_format]
             options = {name: values[name] for name in values.keys() & signature(load).parameters}
             return load(path, split=split, **options)
-        unknown = sorted(columns.keys() - {*PAIR_ROLES})
-        if unknown:
-            raise ValueError(f"columns: unknown roles {unknown}; expected some of {', '.join(PAIR_ROLES)}")
-        named: dict[str, Any] = {f"{role}_column": columns.get(role) for role in PAIR_ROLES}
-        return load_training_pairs(path, split=split, streaming=streaming, **named, on_error=on_error)
+        return load_training_pairs(path, split=split, streaming=streaming, columns=columns, on_error=on_error)
 
 
 def _is_usable(row: Mapping[str, Any], source: str, skipped: SkippedFile | None) -> bool:

@@ -7,7 +7,7 @@ tie with the best right one count as better.
 
 import unicodedata
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from conjoin.evaluation.tasks import Cell, Rows, Task
@@ -31,18 +31,14 @@ class PairsOptions:
     Args:
         data: The pairs, as for conjoin encode.
         split: Split of the data.
-        image_column: Column of the images, when it cannot be guessed.
-        text_column: Column of the texts, when it cannot be guessed; of several, the texts are joined.
-        id_column: Column of the ids, when it cannot be guessed.
+        columns: Columns that are not guessed right, such as image=photo text=name,brand id=sku.
         gallery: Further candidates: the catalogue of which the data are the held-out part.
         cells: Only these, of "text → image", "image → text" and "text → image+text".
     """
 
     data: str
     split: str = "train"
-    image_column: str | None = None
-    text_column: list[str] | None = None
-    id_column: str | None = None
+    columns: list[str] = field(default_factory=list)
     gallery: str | None = None
     cells: list[str] | None = None
 
@@ -65,11 +61,10 @@ def pairs_cells(options: PairsOptions) -> list[Cell]:
     names = options.cells or list(CELLS)
     if not set(names) <= set(CELLS):
         raise ValueError(f"unknown cells {names}; expected some of {CELLS}")
-    columns = {name: getattr(options, name) for name in ("image_column", "text_column", "id_column")}
-    pairs = load_pairs(options.data, split=options.split, **columns)
+    pairs = load_pairs(options.data, split=options.split, columns=options.columns)
     rows = pairs.select_columns(["id", "image", "text"])
     if options.gallery is not None:
-        gallery = load_pairs(options.gallery, **columns)
+        gallery = load_pairs(options.gallery, columns=options.columns)
         ids = [f"gallery/{id_}" for id_ in gallery["id"][:]]
         named = gallery.select_columns(["image", "text"]).add_column("id", ids).select_columns(rows.column_names)
         rows = datasets.concatenate_datasets([rows, named.cast(rows.features)])

@@ -32,7 +32,7 @@ def test_columns_are_attributes(tmp_path):
 
 def test_facts_are_not_attributes(tmp_path):
     path = write_catalogue(tmp_path)
-    catalogue = read_catalogue(path, group_column="family")
+    catalogue = read_catalogue(path, columns={"group": "family"})
     assert [*catalogue.attributes] == ["color", "material", "style", "shape"]
     assert [*catalogue.products["class"][:2]] == ["shoes", "bags"]
     assert [*catalogue.products["language"][:3]] == ["en", "th", "id"]

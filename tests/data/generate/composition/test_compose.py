@@ -32,7 +32,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def catalogue(path):
-    return read_catalogue(path, group_column="family")
+    return read_catalogue(path, columns={"group": "family"})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_it_appears_whole_or_not_at_all_and_another_folder_is_kept(catalogue, co
 
 def test_string_ids_and_one_split(tmp_path):
     rows = [row | {"sku": f"p-{row['sku']}"} if place % 2 else row for place, row in enumerate(products(60))]
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=0.5)
     out = compose_queries(catalogue, tmp_path / "out", settings)
     assert {file.name for file in out.iterdir()} == {"composition.json", "data", "queries-train.json"}
@@ -187,7 +187,7 @@ def test_cold_start_asks_what_differs(tmp_path):
     for number, row in enumerate(rows[:30]):
         known = ("", "", "color 1", "color 2", "")[number % 5]
         row |= dict.fromkeys(("material", "style", "shape"), "") | {"color": known}
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     model = Model(lambda prompt: ' "Color" ' if "Which one attribute" in prompt else "color 1.")
     settings = CompositionSettings(queries=20, test_share=0.0, samplers={"cold_start": 1.0})
     out = compose_queries(catalogue, tmp_path / "out", settings, cold_start=model)
@@ -253,7 +253,7 @@ def template(**change):
 def test_a_template_of_ones_own(tmp_path):
     (tmp_path / "xx.json").write_text(json.dumps(template(attributes={"color": "C"})))
     rows = [row | {"title": "a {b}"} for row in products(60)]
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     templates = {"languages": ("xx",), "templates": (str(tmp_path / "xx.json"),)}
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=1.0, conditions={3: 1.0}, **templates)
     for row in read(compose_queries(catalogue, tmp_path / "out", settings)):

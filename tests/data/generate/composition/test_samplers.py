@@ -18,7 +18,7 @@ ATTRIBUTES = ("color", "material", "style", "shape")
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory):
-    return read_catalogue(write_catalogue(tmp_path_factory.mktemp("shop")), group_column="family")
+    return read_catalogue(write_catalogue(tmp_path_factory.mktemp("shop")), columns={"group": "family"})
 
 
 @pytest.fixture

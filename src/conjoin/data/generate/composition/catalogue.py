@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import pandas as pd
 
-from conjoin.data.columns import COMMON_COLUMNS, matching
+from conjoin.data.columns import COMMON_COLUMNS, ColumnNames, matching, named_columns
 from conjoin.data.merit import product_id
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
@@ -42,9 +42,8 @@ def read_catalogue(
     source: PairSource,
     *,
     attributes: Sequence[str] | None = None,
-    group_column: str | None = None,
+    columns: ColumnNames | None = None,
     split: str = "train",
-    **options: Any,
 ) -> Catalogue:
     """Read products with an image, a title and attribute columns.
 
@@ -57,9 +56,9 @@ def read_catalogue(
         source: As for `load_pairs`: a CSV, TSV, JSON-lines or Parquet file, a folder, a dataset.
         attributes: The columns of the attributes. None: all that are nothing else and that can be a condition; a
             warning names those left out.
-        group_column: The family of a product, such as a SPU: its variants are similar products.
+        columns: As for `load_pairs`; the text is the title, and the group the family of a product, such as a SPU: its
+            variants are similar products.
         split: As for `load_pairs`.
-        options: `image_column`, `text_column` (of the titles) and `id_column` of `load_pairs`.
 
     Raises:
         FileNotFoundError: The source or an image does not exist.
@@ -70,13 +69,14 @@ def read_catalogue(
     facts = {fact: next(iter(matching(names, available)), None) for fact, names in _FACTS.items()}
     named = attributes
     if named is None:
-        given = pd.Series([group_column, *facts.values(), *options.values()]).explode().dropna()
-        used = {"group", *given.str.lower(), *(name for names in COMMON_COLUMNS.values() for name in names)}
+        given = [name for names in named_columns(columns, available).values() for name in names]
+        used = {"group", *map(str.lower, [*given, *filter(None, facts.values())])}
+        used |= {name for names in COMMON_COLUMNS.values() for name in names}
         named = [name for name in available if name.lower() not in used]
     if not named:
         raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
     keep = list(dict.fromkeys([*named, *filter(None, facts.values())]))
-    rows = load_pairs(source, split=split, keep=keep, group_column=group_column, **options)
+    rows = load_pairs(source, split=split, keep=keep, columns=columns)
     ids = rows["id"][:]
     for pid in ids:
         product_id(pid, "the catalogue")
@@ -103,7 +103,8 @@ def read_catalogue(
     products = pd.DataFrame({"idx": ids, "title": rows["text"][:]})
     for fact, column in facts.items():
         products[fact] = [str(row.get(column) or _DEFAULTS[fact]) for row in cells]
-    groups = rows["group"][:] if group_column else [None] * len(rows)
+    has_groups = "group" in named_columns(columns, available)
+    groups = rows["group"][:] if has_groups else [None] * len(rows)
     products["family"] = [f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, ids, strict=True)]
     return Catalogue(rows.select_columns("image"), products, table.drop(columns=useless))
 
