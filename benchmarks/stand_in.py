@@ -20,7 +20,7 @@ class StandIn:
     name = "stand-in"
     fingerprint = processing = "0"
     input_type = "seq"
-    dtype = dims = None
+    dtype = truncate_dim = None
     batch_size = 256
     identity = ModelIdentity("stand-in", "0")
     is_symmetric, load_options = True, MappingProxyType({})
@@ -28,7 +28,7 @@ class StandIn:
     def __init__(self, vectors: Callable[[list[str]], np.ndarray], dimension: int) -> None:
         self.vectors, self.dimension = vectors, dimension
 
-    def encode(self, items: Sequence[Any], names: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+    def encode(self, items: Sequence[Any], **options: Any) -> np.ndarray:  # noqa: ANN401
         """Vectors `(N, D)`."""
         return self.vectors([item["text"] if isinstance(item, dict) else item for item in items])
 

@@ -156,7 +156,7 @@ class FeatureEncoder:
         vectors: Maps a view and places to vectors `(N, d)`.
     """
 
-    device, dtype, batch_size, processing, input_type, dims = torch.device("cpu"), None, 128, None, "seq", None
+    device, dtype, batch_size, processing, input_type, truncate_dim = torch.device("cpu"), None, 128, None, "seq", None
     is_symmetric, load_options = True, MappingProxyType({})
 
     def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:

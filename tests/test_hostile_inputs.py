@@ -113,7 +113,7 @@ def test_processors_and_models(name, kind, encoders, folder):
     def run(hostile):
         item = hostile.value if kind == "item" else {kind: hostile.value}
         try:
-            vectors = encoder.encode([item], ["it"])
+            vectors = encoder.encode([item], ids=["it"])
         except (ValueError, FileNotFoundError) as error:
             return "error" if "item 'it'" in str(error) else f"an error without the name: {error}"
         return "vector" if are_unit(vectors) else "no unit vector"

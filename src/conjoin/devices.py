@@ -46,6 +46,24 @@ def choose_bf16(bf16: str, device: str | torch.device | None = None) -> bool:
     return _is_bf16_faster(choose_device(device).type)
 
 
+def choose_dtype(dtype: torch.dtype | str | None, device: str | torch.device | None = None) -> torch.dtype | None:
+    """Return the type to compute in beside float32, or None for float32.
+
+    Args:
+        dtype: A type of torch or its name, as in transformers; `"auto"` asks `choose_bf16`; None is float32.
+        device: As for `choose_device`.
+
+    Raises:
+        ValueError: There is no such type.
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if choose_bf16("auto", device) else None
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if named not in (None, torch.float32, torch.bfloat16, torch.float16) or (named is None and dtype is not None):
+        raise ValueError(f"dtype={dtype!r}; expected 'float32', 'bfloat16', 'float16' or 'auto'")
+    return None if named == torch.float32 else named
+
+
 @cache
 def _is_bf16_faster(kind: str) -> bool:
     faster, reason = False, f"bfloat16 is not chosen on {kind}"

@@ -39,9 +39,9 @@ class Recorder:
     def __getattr__(self, name):
         return getattr(self.encoder, name)
 
-    def encode(self, items, ids=None, *, prompt=None, role=None):
+    def encode(self, items, *, ids=None, prompt=None, role=None):
         self.seen.append((items, role, prompt))
-        return self.encoder.encode(items, ids)
+        return self.encoder.encode(items, ids=ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,14 +17,16 @@ def parse(*words):
 
 
 def test_types_and_defaults():
-    encoding = parse("encode", "model", "data", "--out", "x", "--keep", "a", "b", "--keep-pictures", "--dims", "8")
+    encoding = parse(
+        "encode", "model", "data", "--out", "x", "--keep", "a", "b", "--keep-pictures", "--truncate-dim=8"
+    )
     mining = parse(
         "mine", "data", "--out=x", "--miner", "n", "m", "text", "text", "--miner", *"o m image text".split()
     )
     for name in ("columns", "split", "batch_size", "device", "workers", "quiet"):
         assert vars(encoding)[name] == vars(mining)[name]
     assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, None)
-    assert (encoding.keep, encoding.keep_pictures, encoding.dims, encoding.only) == (["a", "b"], 256, 8, None)
+    assert (encoding.keep, encoding.keep_pictures, encoding.truncate_dim, encoding.only) == (["a", "b"], 256, 8, None)
     assert mining.miner == [["n", "m", "text", "text"], ["o", "m", "image", "text"]] and mining.bf16 is False
     assert parse("search", "--hybrid", "runs/x", "--weight", "image=0.3").weight == [("image", 0.3)]
     training = parse("train", "r.yaml", "--root", "a", "--max_steps", "3", "--root", "b", "--text_only")

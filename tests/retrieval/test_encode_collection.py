@@ -442,7 +442,7 @@ class TestErrors:
                 "was made with dtype 'float32', not 'float16'; encode into another",
             ),
             (tiny_encoder(dtype=torch.bfloat16), {}, "was made with precision 'full', not 'bfloat16'"),
-            (tiny_encoder(dims=4), {}, "was made with dims None, not 4"),
+            (tiny_encoder(truncate_dim=4), {}, "was made with truncate_dim None, not 4"),
             (tiny_encoder(input_type="avg"), {}, "was made with input_type 'seq', not 'avg'"),
             (tiny_encoder(), {"prompt": "find it"}, "was made with prompt None, not 'find it'"),
             (tiny_encoder(), {"settings": {"only": "text"}}, "was made with only 'image', not 'text'"),

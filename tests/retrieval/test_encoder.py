@@ -66,7 +66,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("items", "ids", "error", "message"),
         [
-            ("text", None, TypeError, "expected a list of items, got one str; wrap it in a list"),
+            ([" "], None, ValueError, "^item 0: text is empty"),
             ([], None, ValueError, "expected a list of items, got an empty one"),
             (["a", "b"], ["a"], ValueError, "got 1 ids for 2 items"),
             (
@@ -86,7 +86,7 @@ class TestErrors:
     )
     def test_bad_items_are_named_also_what_only_the_processor_refuses(self, items, ids, error, message):
         with pytest.raises(error, match=message):
-            tiny_encoder().encode(items, ids)
+            tiny_encoder().encode(items, ids=ids)
 
     def test_not_finite(self):
         encoder = tiny_encoder()

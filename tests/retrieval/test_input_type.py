@@ -35,7 +35,7 @@ def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pic
     if kind == "st-clip":  # takes an image or a text
         query = {"image": [pictures[0], pictures[1]]}
     with pytest.raises(ValueError, match=r"item 'q': 2 images, .* choose input type cat .* or avg .*--input cat"):
-        load_encoder(folders[kind], device="cpu").encode([query], ["q"])
+        load_encoder(folders[kind], device="cpu").encode([query], ids=["q"])
     plain = load_encoder(folders[kind], device="cpu")
     averaging = load_encoder(folders[kind], device="cpu", input_type="avg", batch_size=2)
     wanted = plain.encode(apply_input_type(query, "avg"))
@@ -63,13 +63,13 @@ def test_errors_name_the_item(pictures, tmp_path):
     encoder = tiny_encoder(batch_size=4, input_type="avg")
     broken = {"image": [pictures[0], str(tmp_path / "none.png")]}
     with pytest.raises(FileNotFoundError, match=r"item 'b': image '.*none\.png': no such file"):
-        encoder.encode([pictures[0], broken], ["a", "b"])
+        encoder.encode([pictures[0], broken], ids=["a", "b"])
     left = []
     vectors = encoder.encode(["a", broken, {"image": pictures[:3]}], on_unusable=lambda place, _: left.append(place))
     assert left == [1] and np.isnan(vectors[1]).all() and np.isfinite(vectors[[0, 2]]).all()
     assert encoder.model.batches == [4], "the others are one batch"
     with pytest.raises(ValueError, match="item 'c': a bare list is ambiguous"):
-        encoder.encode([[pictures[0], "a"]], ["c"])
+        encoder.encode([[pictures[0], "a"]], ids=["c"])
     with pytest.raises(ValueError, match="input_type='mean'; expected one of"):
         tiny_encoder(input_type="mean")
 

@@ -49,7 +49,7 @@ class TestEveryKind:
     def test_has_one_interface(self, kind, folders, pictures):
         encoder = load(kind, folders[kind], batch_size=2, num_workers=0)
         items = items_for(kind, pictures)
-        vectors = encoder.encode(items, [f"id{n}" for n in range(len(items))])
+        vectors = encoder.encode(items, ids=[f"id{n}" for n in range(len(items))])
         assert vectors.shape == (len(items), encoder.dimension) and vectors.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
         np.testing.assert_allclose(vectors, np.concatenate([encoder.encode([item]) for item in items]), atol=1e-5)
@@ -96,11 +96,11 @@ class TestEveryKind:
         encoder = load(kind, folders[kind])
         good = items_for(kind, pictures)[0]
         with pytest.raises(ValueError, match=r"^item 'bad': text is empty"):
-            encoder.encode([good, {"text": " "}], ["good", "bad"])
+            encoder.encode([good, {"text": " "}], ids=["good", "bad"])
         if kind in BLIND | MUTE:
             foreign = "a text" if kind in MUTE else pictures[0]
             with pytest.raises(ValueError, match=r"^item 'bad': .*this model cannot take '(text|image)'"):
-                encoder.encode([good, foreign], ["good", "bad"])
+                encoder.encode([good, foreign], ids=["good", "bad"])
 
     def test_prompts_change_texts_and_leave_images(self, kind, folders, pictures):
         encoder = load(kind, folders[kind], batch_size=3)

@@ -57,6 +57,43 @@ def test_each_role_gets_the_prompt_that_the_library_gives(given, role, sentence_
     assert encoder.is_symmetric == np.allclose(other.encode_query(TEXTS), other.encode_document(TEXTS))
 
 
+FORMS = {
+    "a text alone": ("a red apple", {}),
+    "a conversation alone": ([{"role": "user", "content": "a red apple"}], {}),
+    "positions of the arguments": (TEXTS, ("query", None, 2, False)),
+    "a tensor": (TEXTS, {"convert_to_tensor": True}),
+    "tensors": (TEXTS, {"convert_to_numpy": False}),
+    "not normalised": (TEXTS, {"normalize_embeddings": False}),
+    "cut": (TEXTS, {"truncate_dim": 8, "prompt_name": "query"}),
+    "cut, not normalised": (TEXTS, {"truncate_dim": 8, "normalize_embeddings": False}),
+    "a device": (TEXTS, {"device": "cpu", "precision": "float32"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_encode_has_the_signature_of_the_library(form, tiny_checkpoints, tmp_path):
+    folder = saved(tmp_path / "m", *body(tiny_checkpoints), prompts={"query": "find: "})
+    items, how = FORMS[form]
+    given, options = (how, {}) if isinstance(how, tuple) else ((), how)
+    theirs = "a red apple" if "conversation" in form else items  # of a model without a chat template
+    found = load_encoder(folder, device="cpu").encode(items, *given, **options)
+    wanted = library(folder).encode(theirs, *given, **{"normalize_embeddings": True} | options)
+    assert type(found) is type(wanted) and len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_what_encode_cannot_do_is_refused_by_name(sentence_folders):
+    encoder = load_encoder(sentence_folders["bert"], device="cpu", dtype="bfloat16")
+    for how in ({"precision": "int8"}, {"batch_size": 0}, {"truncate_dim": 99}, {"device": "tpu9"}):
+        with pytest.raises(ValueError, match=str(*how.values())):
+            encoder.encode(TEXTS, **how)
+    with pytest.raises(ValueError, match="dtype='bf16'; expected 'float32', 'bfloat16'"):
+        load_encoder(sentence_folders["bert"], device="cpu", dtype="bf16")
+    vectors = encoder.encode(TEXTS)
+    np.testing.assert_allclose(encoder.similarity(vectors, vectors[0])[:, 0], vectors @ vectors[0], atol=1e-5)
+
+
 def test_wrong_prompts(sentence_folders, tmp_path):
     folder = changed(sentence_folders["bert"], tmp_path / "m", prompts={"query": "find: "})
     encoder = load_encoder(folder, device="cpu")

@@ -155,7 +155,8 @@ class CellVectors:
         key = f"{folder}, {self.view}"
         if key in self.encoded:
             return self.encoded[key]
-        how: dict[str, Any] = {"role": role, "prompt_name": name, "show_progress": self.options.show_progress}
+        how: dict[str, Any] = {"role": role, "prompt_name": name}
+        shows = self.options.show_progress
         found: Collection | _Vectors
         if self.view == "sum":
             total: dict[str, np.ndarray] = {}
@@ -166,13 +167,14 @@ class CellVectors:
             matrix = np.stack(list(total.values()))
             found = _Vectors(list(total), matrix / np.linalg.norm(matrix, axis=1, keepdims=True))
         elif self.view is None and (instruction is None or isinstance(instruction, str)):
-            found = encode_collection(rows.rows, self.encoder, self.folder / folder, prompt=prompt, sync=True, **how)
+            how |= {"prompt": prompt, "show_progress": shows}
+            found = encode_collection(rows.rows, self.encoder, self.folder / folder, sync=True, **how)
         else:
             seen, ids, matrices = self._seen(rows), list[str](), list[np.ndarray]()
             while chunk := list(itertools.islice(seen, _ROWS_AT_ONCE)):
                 names, items, instructions = map(list, zip(*chunk, strict=True))
                 prompts = [prompt if own is None else as_prompt(self.encoder, own) for own in instructions]
-                matrices.append(self.encoder.encode(items, names, prompt=prompts, **how))
+                matrices.append(self.encoder.encode(items, prompt=prompts, ids=names, show_progress_bar=shows, **how))
                 ids += names
             found = _Vectors(ids, np.concatenate(matrices) if matrices else np.empty((0, 1), np.float32))
         self.encoded[key] = found

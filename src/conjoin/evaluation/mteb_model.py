@@ -84,7 +84,7 @@ class MtebModel(AbsEncoder):
                 names.append(f"{count} of {task_metadata.name}, {hf_subset}, {hf_split}")
                 items.append(item)
                 count += 1
-            rows.append(self.encoder.encode(items, names, **how))
+            rows.append(self.encoder.encode(items, ids=names, **how))
         return np.concatenate(rows)
 
     def _instruction(self, task: Any, prompt_type: Any) -> str | None:  # noqa: ANN401 - of mteb

@@ -97,6 +97,13 @@ def item_names(count: int, ids: Sequence[str | int] | None = None) -> list[str]:
     return [f"item {each!r}" for each in (range(count) if ids is None else ids)]
 
 
+def is_one_item(value: Any) -> bool:
+    """Whether a value is an item rather than a list of them; a list of chat messages is one conversation."""
+    is_array = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "buif")
+    is_conversation = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
+    return is_array or is_conversation or isinstance(value, str | bytes | Mapping | Image.Image)
+
+
 def check_list(values: Any) -> None:
     """Refuse a single item, or none, where a list of items is expected.
 
@@ -104,8 +111,7 @@ def check_list(values: Any) -> None:
         TypeError: `values` is a single item.
         ValueError: There are no items.
     """
-    is_array = isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.dtype.kind in "buif")
-    if is_array or isinstance(values, str | bytes | Mapping | Image.Image):
+    if is_one_item(values) and not isinstance(values, list | tuple):
         raise TypeError(f"expected a list of items, got one {type(values).__name__}; wrap it in a list")
     if len(values) == 0:
         raise ValueError("expected a list of items, got an empty one")

@@ -395,7 +395,7 @@ def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, An
         "dtype": options.dtype,
         "role": options.role,
         "prompt": encoder.prompt_of(options.role, options.prompt, options.prompt_name),
-        "dims": encoder.dims,
+        "truncate_dim": encoder.truncate_dim,
         "input_type": encoder.input_type,
         **(options.settings or {}),
     }

@@ -14,14 +14,15 @@ from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
 from conjoin.constants import SAMPLE_MODEL
+from conjoin.devices import choose_device, choose_dtype
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_list, item_names
+from conjoin.processing.item_inputs import check_list, is_one_item, item_names
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.progress import progress
-from conjoin.retrieval.vectors import check_dims, truncate
+from conjoin.retrieval.vectors import check_truncation, truncate
 from conjoin.storage import model_fingerprint, processor_digest
 
 OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
@@ -72,14 +73,15 @@ class ItemEncoder:
             an instruction it is called as `processor(items, instruction=[...])`, one text or None per item.
         batch_size: Items per forward pass.
         device: Where to run; the model is moved there. `None` leaves it where it is.
-        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
+        dtype: Run under autocast to this type, such as `"bfloat16"` or `torch.bfloat16`; None and `"float32"` compute
+            as the weights are, `"auto"` in bfloat16 if `conjoin.devices.choose_bf16` finds it faster on the device.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         name: What error messages and manifests call the model; its class by default.
         input_type: How an item with several images is embedded: `"seq"` (images and texts in their order, for models
             that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
             `"avg"` (the mean of the embeddings of each image with its text, L2-normalised). None for what the
             processor was saved with, else `"seq"`.
-        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
+        truncate_dim: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
         load_options: As for `ModelIdentity`.
     """
 
@@ -89,19 +91,16 @@ class ItemEncoder:
         processor: Processor,
         batch_size: int = 32,
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         *,
         num_workers: int = 0,
         name: str | None = None,
         input_type: str | None = None,
-        dims: int | None = None,
+        truncate_dim: int | None = None,
         load_options: Mapping[str, str] = {},
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if dims is not None and dims < 1:
-            raise ValueError(f"dims must be at least 1, got {dims}")
-        self.dims, self.load_options = dims, load_options
+        _check_positive(batch_size=batch_size, truncate_dim=truncate_dim)
+        self.truncate_dim, self.load_options = truncate_dim, load_options
         self.model: Any = model
         self.processor: Any = processor
         own_type = processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
@@ -111,7 +110,7 @@ class ItemEncoder:
             self.processor.input_type = "seq"
         self.batch_size = batch_size
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
-        self.dtype = dtype
+        self.dtype = choose_dtype(dtype, self.device)
         self.num_workers = num_workers
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
@@ -141,9 +140,9 @@ class ItemEncoder:
     def dimension(self) -> int:
         """Length of an embedding, found by encoding one word; a blank picture, if the model takes no words."""
         try:
-            return int(self.encode(["dimension"]).shape[1])
+            return len(self.encode({"text": "dimension"}))
         except ValueError:
-            return int(self.encode([Image.new("RGB", (32, 32))]).shape[1])
+            return len(self.encode(Image.new("RGB", (32, 32))))
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -178,49 +177,114 @@ class ItemEncoder:
         names = (prompt_name,) if prompt_name is not None else ROLE_PROMPTS[role] if role is not None else ()
         return next((self.prompts[name] for name in names if name in self.prompts), None)
 
-    def encode_query(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+    def encode_query(
+        self,
+        inputs: Any,  # noqa: ANN401
+        prompt_name: str | None = None,
+        prompt: str | Sequence[str | None] | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        **options: Any,  # noqa: ANN401 - as of `encode`
+    ) -> Any:  # noqa: ANN401
         """Encode queries: as `encode`, with the model's prompt `query` and its side for queries, if it has any."""
-        return self.encode(items, ids, role="query", **options)
+        return self.encode(inputs, prompt_name, prompt, batch_size, show_progress_bar, role="query", **options)
 
-    def encode_document(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+    def encode_document(
+        self,
+        inputs: Any,  # noqa: ANN401
+        prompt_name: str | None = None,
+        prompt: str | Sequence[str | None] | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        **options: Any,  # noqa: ANN401 - as of `encode`
+    ) -> Any:  # noqa: ANN401
         """Encode what queries search: as `encode`, with the prompt `document`, `passage` or `corpus` of the model."""
-        return self.encode(items, ids, role="document", **options)
+        return self.encode(inputs, prompt_name, prompt, batch_size, show_progress_bar, role="document", **options)
 
     def encode(
         self,
-        items: Sequence[Any],
-        ids: Sequence[str] | None = None,
-        show_progress: bool = False,
+        inputs: Any,  # noqa: ANN401
+        prompt_name: str | None = None,
+        prompt: str | Sequence[str | None] | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
         *,
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | None = None,
+        normalize_embeddings: bool = True,
+        truncate_dim: int | None = None,
+        ids: Sequence[str] | None = None,
+        role: Role | None = None,
         on_unusable: Callable[[int, ItemError], object] | None = None,
-        **options: Any,  # noqa: ANN401 - see `encode_batches`
-    ) -> np.ndarray:
-        """Encode items into vectors, in the order given.
+    ) -> Any:  # noqa: ANN401
+        """Encode items into vectors, in the order given; the arguments are those of sentence-transformers.
 
         Args:
-            items: Strings, images (PIL, arrays or tensors), `{"text", "image"}` or chat messages, in any mix.
+            inputs: A list of strings, images (PIL, arrays or tensors), `{"text", "image"}` or chat messages, in any
+                mix; or one of them alone, as also a list of chat messages, which is one conversation.
+            prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
+            prompt: As for `encode_batches`.
+            batch_size: Items per forward pass; that of the encoder when None.
+            show_progress_bar: Show a progress bar; None shows none.
+            precision: `"float32"`; the vectors are not quantised here.
+            convert_to_numpy: Return an array; False: a list of tensors.
+            convert_to_tensor: Return a tensor on the device of the model instead.
+            device: Move the model there first.
+            normalize_embeddings: False leaves the vectors of other libraries' models as long as they are; those of
+                this package are always of unit length.
+            truncate_dim: Keep this many leading numbers of each vector; that of the encoder when None.
             ids: Names to report in error messages instead of positions.
-            show_progress: Show a progress bar.
-            on_unusable: As for `encode_batches`; the vector of such an item is NaN.
-            options: `prompt`, `prompt_name` and `role` of `encode_batches`.
+            role: What the items are; `encode_query` and `encode_document` set it.
+            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
+                otherwise; the vector of such an item is NaN.
 
         Returns:
-            `(N, D)` float32, L2-normalised.
+            `(N, D)` float32; `(D,)` of an item alone.
 
         Raises:
-            TypeError: `items` is a single item rather than a list.
             ItemError: An item cannot be read or has a vector that is not finite; `MissingFileError` without its file.
-            ValueError: There are no items, another number of ids or prompts, or no prompt of this name.
+            ValueError: There are no items, another number of ids or prompts, no prompt of this name, no such device,
+                or another `precision`.
         """
-        embeddings = None
-        with progress(total=len(items), desc="encoding", unit="item", show=show_progress) as bar:
-            for chunk, usable, vectors in self.encode_batches(items, ids, on_unusable=on_unusable, **options):
-                if embeddings is None and usable:
-                    embeddings = np.full((len(items), vectors.shape[1]), np.nan, dtype=np.float32)
-                if embeddings is not None:
-                    embeddings[usable] = vectors
+        if precision != "float32":
+            raise ValueError(
+                f"precision={precision!r}; vectors are float32: quantise them with "
+                "sentence_transformers.util.quantize_embeddings, or store a collection as float16"
+            )
+        if device is not None:
+            self.device = choose_device(device)
+            torch.nn.Module.to(self.model, self.device)
+        is_alone = is_one_item(inputs)
+        items = [inputs] if is_alone else inputs
+        batches = self.encode_batches(
+            items,
+            ids,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            role=role,
+            batch_size=batch_size,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            on_unusable=on_unusable,
+        )
+        vectors = None
+        with progress(total=len(items), desc="encoding", unit="item", show=bool(show_progress_bar)) as bar:
+            for chunk, usable, some in batches:
+                if vectors is None and usable:
+                    vectors = np.full((len(items), some.shape[1]), np.nan, dtype=np.float32)
+                if vectors is not None:
+                    vectors[usable] = some
                 bar.update(len(chunk))
-        return np.full((len(items), self.dimension), np.nan, np.float32) if embeddings is None else embeddings
+        if vectors is None:
+            vectors = np.full((len(items), truncate_dim or self.dimension), np.nan, np.float32)
+        found: Any = vectors
+        if convert_to_tensor:
+            found = torch.as_tensor(vectors, device=self.device)
+        elif not convert_to_numpy:
+            found = [*torch.as_tensor(vectors, device=self.device)]
+        return found[0] if is_alone else found
 
     def encode_batches(
         self,
@@ -230,6 +294,9 @@ class ItemEncoder:
         prompt: str | Sequence[str | None] | None = None,
         prompt_name: str | None = None,
         role: Role | None = None,
+        batch_size: int | None = None,
+        normalize_embeddings: bool = True,
+        truncate_dim: int | None = None,
         on_unusable: Callable[[int, ItemError], object] | None = None,
     ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
         """Encode items batch by batch: the positions of the batch, those that can be used, and their vectors `(n, D)`.
@@ -237,21 +304,29 @@ class ItemEncoder:
         Items of one modality and like length share a batch, which saves padding and idle towers.
 
         Args:
-            items: As for `encode`, which says what is raised.
-            ids: Likewise.
+            items: A list, as for `encode`, which explains the arguments that are not here and says what is raised.
+            ids: Names to report in error messages instead of positions.
             prompt: What stands before each item, or the instruction of a model that follows instructions: one text for
                 all items, or one (or None) for each. None for the model's own.
             prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
-            role: What the items are; `encode_query` and `encode_document` set it.
-            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
-                otherwise.
+            role: What the items are.
+            batch_size: Items per forward pass.
+            normalize_embeddings: Whether the vectors are of unit length.
+            truncate_dim: Keep this many leading numbers of each vector.
+            on_unusable: Called with the position of every item that cannot be read and the error.
+
+        Raises:
+            TypeError: `items` is a single item rather than a list.
         """
         check_list(items)
+        size = self.batch_size if batch_size is None else batch_size
+        width = self.truncate_dim if truncate_dim is None else truncate_dim
+        _check_positive(batch_size=size, truncate_dim=width)
         names = item_names(len(items), ids)
         if len(names) != len(items):
             raise ValueError(f"got {len(names)} ids for {len(items)} items")
         order = sorted(range(len(items)), key=lambda position: _similarity_key(items[position]), reverse=True)
-        chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        chunks = [order[start : start + size] for start in range(0, len(order), size)]
         one = prompt if isinstance(prompt, str) else None
         own = self.prompt_of(role, one, prompt_name)
         prompts = [own if each is None else each for each in instructions_of(prompt, len(items))]
@@ -260,7 +335,7 @@ class ItemEncoder:
             [[(items[position], prompts[position], known[position]) for position in chunk] for chunk in chunks],  # type: ignore[arg-type]
             batch_size=None,
             num_workers=self.num_workers,
-            collate_fn=partial(_prepare, self.processor, self.input_type, self.batch_size),
+            collate_fn=partial(_prepare, self.processor, self.input_type, size),
             generator=torch.Generator(),  # so that the one of the caller stays as it is
         )
         for chunk, (inputs, counts, problems) in zip(chunks, batches, strict=True):
@@ -272,21 +347,36 @@ class ItemEncoder:
             usable = [position for index, position in enumerate(chunk) if index not in problems]
             vectors = np.empty((0, 0), dtype=np.float32)
             if usable:
+                known_names = [names[position] for position in usable]
                 with evaluation_mode(self.model):
-                    vectors = self._forward(inputs, counts, [names[position] for position in usable], role)
+                    vectors = self._forward(inputs, counts, known_names, role, normalize_embeddings)
+                if width is not None:
+                    check_truncation(width, vectors.shape[1], repr(self.name))
+                    vectors = vectors[:, :width] if not normalize_embeddings else truncate(vectors, width)
             yield chunk, usable, vectors
 
-    def _embed(self, batch: dict[str, Any], role: Role | None) -> torch.Tensor:
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:  # noqa: ANN401
+        """Cosine similarities `(N, M)` of vectors `(N, D)` and `(M, D)`, arrays or tensors."""
+        from sentence_transformers.util import cos_sim
+
+        return cos_sim(embeddings1, embeddings2)
+
+    def _embed(self, batch: dict[str, Any], role: Role | None, normalize: bool) -> torch.Tensor:
         """The embeddings `(n, D)` of what the processor made of a batch."""
         return self.model(**send_to_device(batch, self.device)).embeddings
 
     def _forward(
-        self, inputs: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], role: Role | None
+        self,
+        inputs: Sequence[dict[str, Any]],
+        counts: Sequence[int],
+        names: Sequence[str],
+        role: Role | None,
+        normalize: bool,
     ) -> np.ndarray:
         """Run a batch; returns `(n, D)` float32: of an item with several embeddings their mean, L2-normalised."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            parts = [self._embed(batch, role) for batch in inputs]
+            parts = [self._embed(batch, role, normalize) for batch in inputs]
         embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
         if embeddings.ndim != 2 or len(embeddings) != sum(counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
@@ -298,10 +388,13 @@ class ItemEncoder:
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise ItemError(names[int(finite.argmin())], f"{self.name!r} gave an embedding that is not finite")
-        if self.dims is None:
-            return embeddings
-        check_dims(self.dims, embeddings.shape[1], repr(self.name))
-        return truncate(embeddings, self.dims)
+        return embeddings
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def model_name(path: str | Path) -> str:

@@ -11,7 +11,7 @@ from transformers import VisionTextDualEncoderConfig
 
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.data import SAMPLE_VISION_LAYER, load_sample_text_tower, load_sample_vision_tower, sample_image_processor
-from conjoin.devices import choose_bf16, choose_device
+from conjoin.devices import choose_device
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
 from conjoin.hub.load import REMEDY, has_file, is_embedder, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
@@ -30,7 +30,7 @@ def load_encoder(
     dtype: torch.dtype | str | None = None,
     num_workers: int = 0,
     input_type: str | None = None,
-    dims: int | None = None,
+    truncate_dim: int | None = None,
     pooling: str | None = None,
     preset: str | None = None,
     trust_remote_code: bool = False,
@@ -52,11 +52,10 @@ def load_encoder(
         path: A local folder, the name of a repository on the Hub, or `"sample"`.
         batch_size: Items per forward pass.
         device: Where to run; `None` takes a GPU when there is one.
-        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are,
-            `"auto"` in bfloat16 if `conjoin.devices.choose_bf16` finds it faster here.
+        dtype: As for `ItemEncoder`, such as `"bfloat16"`.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
-        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
+        truncate_dim: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
         pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
         preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.PRESETS`.
         trust_remote_code: Run Python code from the folder where a model of another package needs it.
@@ -82,12 +81,12 @@ def load_encoder(
     says_pooling = has_modules or preset is not None
     if needed and (is_own or path == SAMPLE_MODEL or (pooling is not None and says_pooling)):
         raise ValueError(f"{needed}: the model {str(path)!r} says itself how it is read and pools; leave it out")
-    settings: dict[str, Any] = {"num_workers": num_workers, "input_type": input_type, "dims": dims}
+    settings: dict[str, Any] = {"num_workers": num_workers, "input_type": input_type, "truncate_dim": truncate_dim}
     settings |= {"name": model_name(path), "load_options": needed}
     if is_own and has_file(path, ONNX_SETTINGS, revision):
         if device is not None and target.type != "cpu":
             raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
-        if dtype not in (None, "auto"):
+        if dtype not in (None, "auto", "float32", torch.float32):
             raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
         return ItemEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **settings)
 
@@ -105,8 +104,6 @@ def load_encoder(
         return load_stock_model(path, pooling, trust_remote_code, revision)
 
     model, processor = load()
-    if isinstance(dtype, str):
-        dtype = torch.bfloat16 if choose_bf16(dtype, target) else None
     kind = SentenceEncoder if isinstance(processor, SentenceItems) else ItemEncoder
     return kind(model, processor, batch_size, target, dtype, **settings)
 

@@ -68,9 +68,9 @@ class SentenceEncoder(ItemEncoder):
         lengths = all(part.query_length == part.document_length for part in parts if isinstance(part, Transformer))
         return super().is_symmetric and lengths and not any(isinstance(part, Router) for part in parts)
 
-    def _embed(self, batch: dict[str, Any], role: Role | None) -> torch.Tensor:
+    def _embed(self, batch: dict[str, Any], role: Role | None, normalize: bool) -> torch.Tensor:
         encode = self.model.encode if role is None else getattr(self.model, f"encode_{role}")
-        options = {"normalize_embeddings": True, "convert_to_tensor": True, "show_progress_bar": False}
+        options = {"normalize_embeddings": normalize, "convert_to_tensor": True, "show_progress_bar": False}
         vectors: dict[int, torch.Tensor] = {}
         for prompt, rows in batch["groups"]:
             inputs = [batch["inputs"][row] for row in rows]

@@ -91,19 +91,19 @@ def check_search(queries: np.ndarray, k: int, dimension: int | None) -> np.ndarr
     return check_vectors(queries, dimension)
 
 
-def check_dims(dims: int, dimension: int, name: str) -> None:
-    """Make sure that the vectors of `name` can be truncated from length `dimension` to `dims`.
+def check_truncation(width: int, dimension: int, name: str) -> None:
+    """Make sure that the vectors of `name` can be truncated from length `dimension` to `width`.
 
     Raises:
-        ValueError: `dims` is not from 1 to `dimension`.
+        ValueError: `width` is not from 1 to `dimension`.
     """
-    if not 1 <= dims <= dimension:
-        raise ValueError(f"dims must be from 1 to {dimension}, the dimension of {name}, got {dims}")
+    if not 1 <= width <= dimension:
+        raise ValueError(f"truncate_dim must be from 1 to {dimension}, the dimension of {name}, got {width}")
 
 
-def truncate(vectors: np.ndarray, dims: int) -> np.ndarray:
-    """The `dims` leading numbers of vectors `(N, D)`, L2-normalised again, float32; a zero vector stays zero."""
-    short = np.asarray(vectors[:, :dims], dtype=np.float32)
+def truncate(vectors: np.ndarray, width: int) -> np.ndarray:
+    """The `width` leading numbers of vectors `(N, D)`, L2-normalised again, float32; a zero vector stays zero."""
+    short = np.asarray(vectors[:, :width], dtype=np.float32)
     norms = np.linalg.norm(short, axis=1, keepdims=True)
     return np.divide(short, norms, out=np.zeros_like(short), where=norms > 0)
 
