@@ -1,5 +1,4 @@
 import asyncio
-import base64
 import datetime
 import io
 import json
@@ -231,7 +230,7 @@ def test_health_and_reference_need_no_network(client):
     assert "price" in health["columns"]
     schema = client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
-        "/embed", "/search", "/health", "/ready", "/v1/embeddings", "/pictures/{row}",
+        "/embed", "/search", "/health", "/ready", "/v1/embeddings", "/v1/models", "/pictures/{row}",
     }  # fmt: skip
     page = client.get("/docs")
     assert "POST /search" in page.text
@@ -312,18 +311,6 @@ def test_results_name_pictures_by_their_address(client):
 def test_a_picture_outside_of_the_collection_is_not_served(client, monkeypatch):
     monkeypatch.delenv("CONJOIN_ROOTS")
     assert client.get("/pictures/id-red").status_code == 404
-
-
-@pytest.mark.parametrize("form", ["float", "base64"])
-def test_the_form_of_openai(client, searcher, form):
-    request = {"input": ["a red thing", "b"], "model": "any", "encoding_format": form}
-    answer = client.post("/v1/embeddings", json=request).json()
-    assert [entry["index"] for entry in answer["data"]] == [0, 1] and answer["object"] == "list"
-    first = answer["data"][0]["embedding"]
-    vector = np.frombuffer(base64.b64decode(first), "<f4") if form == "base64" else first
-    np.testing.assert_allclose(vector, searcher.encoder.encode([{"text": "a red thing"}])[0], atol=1e-6)
-    assert len(client.post("/v1/embeddings", json={"input": "one"}).json()["data"]) == 1
-    assert client.post("/v1/embeddings", json={"input": []}).status_code == 422
 
 
 def test_metrics(searcher):

@@ -134,6 +134,7 @@ def test_what_a_run_was_is_recorded(path, tmp_path, monkeypatch):
     expected = {"world_size": 1, "contrastive_batch": 4, "effective_batch": 8, "negatives_per_query": 10}
     assert record["ran"].items() >= expected.items() and record["ran"]["versions"]["torch"] in torch.__version__
     assert (record["trainer"], record["dataset_name"], record["matryoshka_dims"]) == ("gcl", "pairs", [4, 16])
+    assert json.loads((tmp_path / "out/config.json").read_text())["matryoshka_dimensions"] == [4, 16]
     assert [entry["step"] for entry in record["log"] if "gcl_loss" in entry] == [1, 2]
     path.write_text(json.dumps({key: record[key] for key in yaml.safe_load(path.read_text())}))
     assert load_recipe(path).training.recipe.items() <= record.items()

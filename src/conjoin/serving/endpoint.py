@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -27,6 +26,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.html import render
 from conjoin.serving.http import LOCAL, Gate
 from conjoin.serving.limits import ItemError, Limits, TooLargeError, check_length, check_where, read_items
+from conjoin.serving.openai import add_openai
 from conjoin.serving.searcher import Found, Searcher
 
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -88,13 +88,6 @@ class SearchRequest(Items):
     )
 
 
-class OpenAIRequest(BaseModel):
-    """Texts to embed, as OpenAI's clients ask for them; they name a model, but there is one."""
-
-    input: Annotated[list[str], BeforeValidator(_one, json_schema_input_type=str | list[str])]
-    encoding_format: Literal["float", "base64"] = "float"
-
-
 def make_endpoint(
     searcher: Searcher, host: str = LOCAL[0], *, keys: Sequence[str] = (), origins: Sequence[str] = ()
 ) -> FastAPI:
@@ -120,6 +113,7 @@ def make_endpoint(
     app.router.route_class = _bounded_route(searcher.limits)
     checks = [Depends(_key_check(keys))]
     _add_work(app, searcher, checks)
+    add_openai(app, searcher, checks)
     _add_state(app, searcher, checks)
     for kind in (ValueError, BusyError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -143,16 +137,6 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         items, prompt = read(request)
         vectors = searcher.encode(items, request.role, prompt).tolist()
         return {"model": searcher.model_name, "fingerprint": searcher.encoder.fingerprint, "embeddings": vectors}
-
-    @app.post("/v1/embeddings", dependencies=checks)
-    def embed_as_openai(request: OpenAIRequest) -> dict[str, Any]:
-        """Embed texts, for OpenAI's clients: float numbers, or 32-bit floats in base64. Tokens are not counted."""
-        vectors = searcher.encode(read_items([(text, []) for text in request.input], limits)).astype("<f4")
-        is_text = request.encoding_format == "base64"
-        shown = [b64encode(vector.tobytes()).decode() if is_text else vector.tolist() for vector in vectors]
-        data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
-        usage = {"prompt_tokens": 0, "total_tokens": 0}
-        return {"object": "list", "model": searcher.model_name, "data": data, "usage": usage}
 
     @app.post("/search", dependencies=checks)
     def search(request: SearchRequest) -> dict[Literal["results"], list[list[Found]]]:

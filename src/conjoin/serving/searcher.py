@@ -155,9 +155,13 @@ class Searcher:
             role: What they are; None for the model's default prompt, if it has one.
             prompt: Theirs, in place of that of the role.
         """
-        if prompt is None:
-            prompt = self.query_prompt if role == "query" else self.encoder.prompt_of(role)
-        return self.batcher.encode(items, prompt, role)
+        return self.batcher.encode(items, self.prompt_of(role, prompt), role)
+
+    def prompt_of(self, role: Role | None, prompt: str | None = None) -> str | None:
+        """The prompt of items in a role: the one given, else the server's for queries, else the model's own."""
+        if prompt is not None:
+            return prompt
+        return self.query_prompt if role == "query" else self.encoder.prompt_of(role)
 
     def search(
         self,

@@ -670,6 +670,8 @@ class RetrievalTrainer(Trainer):
             for name in SENTENCE_FILES if self.args.should_save else ():  # a checkpoint is not a model
                 Path(output_dir, name).unlink(missing_ok=True)
             return
+        if self.args.matryoshka_dims:  # a server reads there which widths may be asked for
+            self.encoder.config.matryoshka_dimensions = sorted(self.args.matryoshka_dims)
         folder, weights = str(output_dir or self.args.output_dir), self.sharding.encoder_weights()  # of all processes
         if not self.args.should_save:
             return
