@@ -152,7 +152,7 @@ def render_explanation(
                 panels.append((name, masked_picture(shown, image[0], grid)))
                 lines.append((name, text[0] > 0))
     return write_page(
-        Path(__file__).with_name("solar_explain.html.j2"),
+        "trainers/solar_explain.html.j2",
         Path(out) / "explanation.html",
         panels=[(caption, picture(image, PANEL_PIXELS)) for caption, image in panels],
         lines=[(caption, list(zip(words, colours, keep.tolist(), strict=True))) for caption, keep in lines],
