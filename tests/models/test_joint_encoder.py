@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, Dinov2Model
 
-from conjoin.hub.build import towers_model
+from conjoin.hub.build import from_backbones, towers_model
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
 
 VIEWS = ("image", "text", "fused")
@@ -98,6 +99,23 @@ def test_global_tokens_are_the_towers_own(name, built, pairs):
     expected = text.last_hidden_state[:, 0] if "roberta" in name else text.pooler_output
     assert torch.equal(output.text_features[:, 0], expected)
     assert torch.equal(output.image_features[:, 1:], vision.last_hidden_state[:, -4:])
+
+
+@torch.no_grad()
+def test_attention_implementations(folders, built, items, tmp_path):
+    """E_VL weighs its keys, which flash attention cannot; a tower has its own implementation."""
+    model, processor = built(NAME)
+    batch = processor(items)
+    fused = model(**batch).embeddings
+    model.set_attn_implementation("eager")
+    assert (model(**batch).embeddings - fused).abs().max() <= 1e-5
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="attn_implementation='flash_attention_2': E_VL adds a bias to its keys"):
+        JointEncoderModel.from_pretrained(tmp_path, attn_implementation="flash_attention_2")
+    loaded = JointEncoderModel.from_pretrained(tmp_path, attn_implementation={"": "sdpa", "vision_config": "eager"})
+    of_towers = [each.config._attn_implementation for each in (loaded, loaded.vision_model, loaded.text_model)]
+    assert of_towers == ["sdpa", "eager", "sdpa"]
+    assert (loaded(**batch).embeddings - fused).abs().max() <= 1e-5
 
 
 # the vision tower's layer
@@ -245,12 +263,27 @@ def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(folder
         ({"num_attention_heads": 5}, "num_attention_heads=5 must divide hidden_size=768"),
         ({"hidden_size": 0}, "must divide hidden_size=0"),
         ({"num_vl_layers": -1}, "num_vl_layers=-1; expected 0 or more"),
-        ({"readout": "mean"}, r"readout='mean'; expected one of \('fused', 'sum'\)"),
-        ({"adapter_init": "zeros"}, r"adapter_init='zeros'; expected one of \('identity', 'normal'\)"),
-        ({"vl_init": "zeros"}, r"vl_init='zeros'; expected one of \('mean_pooling', 'normal'\)"),
+        ({"num_vl_layers": "3"}, r"Field 'num_vl_layers' expected int, got str \(value: '3'\)"),
+        ({"balance_modalities": "false"}, "Field 'balance_modalities' expected bool, got str"),
+        ({"layer_norm_eps": "1e-6"}, "Field 'layer_norm_eps' with value '1e-6' doesn't match any type"),
+        ({"readout": "mean"}, r"Field 'readout' expected one of \('fused', 'sum'\), got mean"),
+        ({"adapter_init": "zeros"}, r"Field 'adapter_init' expected one of \('identity', 'normal'\), got zeros"),
         ({"token_dropout": 1.0}, r"token_dropout=1.0 must lie in \[0, 1\)"),
+        ({"num_vl_layer": 1}, "unknown field 'num_vl_layer' of the joint_encoder; did you mean 'num_vl_layers'?"),
+        ({"x": 1}, "unknown field 'x' of the joint_encoder; expected some of adapter_init, attention_dropout"),
     ],
 )
-def test_impossible_configurations(wrong, message):
+def test_impossible_configurations(wrong, message, folders):
     with pytest.raises(ValueError, match=message):
-        JointEncoderConfig(**wrong)
+        from_backbones(*folders, **wrong)
+
+
+def test_a_configuration_file_may_hold_more(folders, tmp_path):
+    """The class reads any `config.json`; a value of a wrong type in it is an error."""
+    settings = {"num_vl_layers": 1, "hidden_size": 24, "num_attention_heads": 2, "attention_dropout": 0}
+    config = JointEncoderConfig(**settings, of_a_later_version=1)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert (loaded.of_a_later_version, loaded.num_vl_layers, loaded.intermediate_size) == (1, 1, 96)
+    with pytest.raises(StrictDataclassError, match="expected one of"):
+        loaded.readout = "mean"

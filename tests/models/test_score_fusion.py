@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers import AutoModel, CLIPModel, SiglipModel
 
 from conjoin.hub.build import score_fusion_model
-from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
+from conjoin.models.score_fusion import ScoreFusionModel
 
 
 @pytest.fixture
@@ -122,6 +122,6 @@ def test_one_tower_is_not_enough(tiny_checkpoints):
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
-def test_weights_are_positive(weight):
+def test_weights_are_positive(weight, tiny_checkpoints):
     with pytest.raises(ValueError, match=f"image_weight=1.0 and text_weight={weight} must be positive"):
-        ScoreFusionConfig(text_weight=weight)
+        score_fusion_model(tiny_checkpoints["clip"], text_weight=weight)

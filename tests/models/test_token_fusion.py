@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from transformers import AutoModel
 
 from conjoin.hub.build import towers_model
-from conjoin.models.token_fusion import TokenFusionConfig, TokenFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
 
 TEXTS = ["a red box", "x", "7 more words"]
 
@@ -78,5 +78,5 @@ def test_unsuitable_towers(tiny_checkpoints):
         towers_model(TokenFusionModel, tiny_checkpoints["bert"], tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match="'clip_text_model' has no table of learned positions"):
         towers_model(TokenFusionModel, tiny_checkpoints["vit"], tiny_checkpoints["clip"])
-    with pytest.raises(ValueError, match=r"pooling='max'; expected one of \('cls', 'mean'\)"):
-        TokenFusionConfig(pooling="max")
+    with pytest.raises(ValueError, match=r"Field 'pooling' expected one of \('cls', 'mean'\), got max"):
+        towers_model(TokenFusionModel, tiny_checkpoints["vit"], tiny_checkpoints["bert"], pooling="max")

@@ -128,8 +128,8 @@ def test_a_batch_without_pictures_has_no_vision_loss_but_all_gradients(folder, t
 
 
 def test_decoders_have_a_rate_of_their_own(folder, tmp_path):
-    for rate, expected in ((None, 1e-2), (0.5, 0.5)):
-        trainer = make_trainer(*make_model(folder), tmp_path, None, decoder_learning_rate=rate, weight_decay=0.1)
+    for given, expected in (({}, 1e-3), ({"decoder_learning_rate": None}, 1e-2)):
+        trainer = make_trainer(*make_model(folder), tmp_path, None, weight_decay=0.1, **given)
         groups = trainer.create_optimizer().param_groups
         found = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
         trained = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}

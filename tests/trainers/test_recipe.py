@@ -40,6 +40,8 @@ def values(recipe):
         (["--model_init_kwargs", "null", "--temperature=0.1"], {"model_init_kwargs": None, "temperature": 0.1}),
         (["--columns", "image=p", "text=a,b"], {"columns": {"image": "p", "text": "a,b"}}),
         (["--freeze", "a"], {"freeze": ["a"]}),
+        (["--model_init_kwargs", "{x: 1e-6, y: 2.E+3, z: 4, s: e5}"],
+         {"model_init_kwargs": {"x": 1e-6, "y": 2000.0, "z": 4, "s": "e5"}}),
         (["--resume"], {"resume_from_checkpoint": "true", "overwrite_output_dir": False}),
         (["--overwrite", "--no_learn_temperature"], {"overwrite_output_dir": True, "learn_temperature": False}),
     ],

@@ -4,12 +4,14 @@
 """
 
 import copy
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
@@ -118,7 +120,7 @@ def mllm_model(
     keep_layers: int | None = None,
     *,
     ret_token: str = "[RET]",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     revision: str | None = None,
     **config_kwargs: Any,  # noqa: ANN401
 ) -> MllmRetrieverModel:
@@ -140,9 +142,6 @@ def mllm_model(
         FileNotFoundError: A required file is missing.
         ValueError: The checkpoint has another architecture, or a field is unknown or out of range.
     """
-    known = set(MllmRetrieverConfig.__annotations__) - {"backbone_config"}
-    if unknown := sorted(set(config_kwargs) - known):
-        raise ValueError(f"unknown field {unknown[0]!r} of the MLLM retriever; expected some of {sorted(known)}")
     checkpoint = str(checkpoint)
     folder = fetch_small_files(checkpoint, revision)
     backbone_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -150,7 +149,7 @@ def mllm_model(
     num_tokens = len(tokenizer)
     is_new = bool(tokenizer.add_tokens([ret_token], special_tokens=True))
     fields = {"keep_layers": keep_layers, "ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)}
-    config = MllmRetrieverConfig(backbone_config=backbone_config, **fields | config_kwargs)
+    config = configure(MllmRetrieverConfig, fields | config_kwargs, backbone_config=backbone_config)
     stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
     backbone: Any = load_pruned_backbone(checkpoint, config.backbone_config, dtype or stored, revision)
     with torch.device("meta"):
@@ -177,6 +176,30 @@ def prune(model: MllmRetrieverModel, keep_layers: int) -> MllmRetrieverModel:
     pruned = copy.deepcopy(model, copies)
     pruned.config.backbone_config, pruned.config.keep_layers = config, keep_layers
     return pruned
+
+
+def configure(config_class: Any, given: Mapping[str, Any], **parts: PreTrainedConfig) -> Any:  # noqa: ANN401
+    """Return a configuration of this package with the fields that a caller names.
+
+    Args:
+        config_class: The class, which itself takes any key, as that of a `config.json`.
+        given: The fields by name.
+        parts: The configurations of its parts.
+
+    Raises:
+        ValueError: A name is no field, which the message answers with the nearest, or a value is not of its type.
+    """
+    classes = config_class.__mro__[: config_class.__mro__.index(PreTrainedConfig)]
+    known = sorted({name for each in classes for name in each.__annotations__} - {*config_class.sub_configs})
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(known)}"
+            raise ValueError(f"unknown field {name!r} of the {config_class.model_type}; {hint}")
+    try:
+        return config_class(**parts, **given)
+    except StrictDataclassError as error:
+        raise ValueError(f"{config_class.model_type}: {' '.join(str(error).split())}") from error
 
 
 def retriever_template(start: str, image: str, request: str, end: str) -> str:
@@ -256,7 +279,7 @@ def score_fusion_model(checkpoint: str | Path | PreTrainedModel, **config_kwargs
     loaded: Any = checkpoint
     if not isinstance(checkpoint, PreTrainedModel):
         loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
-    model = ScoreFusionModel(ScoreFusionConfig(backbone_config=copy.deepcopy(loaded.config), **config_kwargs))
+    model = ScoreFusionModel(configure(ScoreFusionConfig, config_kwargs, backbone_config=copy.deepcopy(loaded.config)))
     model.backbone.load_state_dict(loaded.state_dict())
     return model
 
@@ -288,8 +311,7 @@ def towers_model(
         config_kwargs = {"cls_token_id": known.cls_token_id, "sep_token_id": known.sep_token_id} | config_kwargs
     towers = {"vision": vision, "text": text}
     configs: dict[str, Any] = {f"{kind}_config": _tower_config(source, kind) for kind, source in towers.items()}
-    config_class: Any = model_class.config_class
-    model = model_class(config_class(**configs, **config_kwargs))
+    model = model_class(configure(model_class.config_class, config_kwargs, **configs))
     for kind, source in towers.items():
         _load_tower(getattr(model, f"{kind}_model"), source, kind)
     return model

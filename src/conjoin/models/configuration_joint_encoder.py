@@ -1,12 +1,13 @@
 """Configuration of the joint encoder."""
 
-from typing import Any
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
 
 from .configuration_towers import TowersConfig
 
-READOUTS = ("fused", "sum")
 
-
+@strict
 class JointEncoderConfig(TowersConfig):
     """Configuration of `JointEncoderModel`: two towers, two adapters and a vision-language encoder.
 
@@ -43,41 +44,41 @@ class JointEncoderConfig(TowersConfig):
         layer_norm_eps: Epsilon of the layer norms.
 
     Raises:
-        ValueError: A size is not positive, heads do not divide the width, or a start is unknown.
+        StrictDataclassError: A field has another type, a size is not positive, or heads do not divide the width.
     """
 
     model_type = "joint_encoder"
     hidden_size: int = 768
     num_vl_layers: int = 3
     num_attention_heads: int = 12
-    intermediate_size: int = None  # type: ignore[assignment]
+    intermediate_size: int | None = None
     text_attends_padding: bool | None = None
     balance_modalities: bool = True
-    adapter_init: str = "identity"
-    vl_init: str = "mean_pooling"
-    token_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    readout: str = "fused"
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-6
+    adapter_init: Literal["identity", "normal"] = "identity"
+    vl_init: Literal["mean_pooling", "normal"] = "mean_pooling"
+    token_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    readout: Literal["fused", "sum"] = "fused"
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float | int = 1e-6
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
         super().__post_init__(**kwargs)
-        width, heads = self.hidden_size, self.num_attention_heads
         if self.intermediate_size is None:
-            self.intermediate_size = 4 * width
+            self.intermediate_size = 4 * self.hidden_size
         if self.text_attends_padding is None:
             self.text_attends_padding = self.text_config.model_type.startswith("siglip")
+
+    def validate_architecture(self) -> None:
+        """Refuse sizes that do not fit together; `@strict` calls it."""
+        super().validate_architecture()
+        width, heads = self.hidden_size, self.num_attention_heads
         if width <= 0 or heads <= 0 or width % heads:
             raise ValueError(f"num_attention_heads={heads} must divide hidden_size={width}")
         if self.num_vl_layers < 0:
             raise ValueError(f"num_vl_layers={self.num_vl_layers}; expected 0 or more")
         if not 0.0 <= self.token_dropout < 1.0:
             raise ValueError(f"token_dropout={self.token_dropout} must lie in [0, 1)")
-        starts = {"vl_init": ("mean_pooling", "normal"), "adapter_init": ("identity", "normal")}
-        for name, known in {**starts, "readout": READOUTS}.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of {known}")
 
 
 __all__ = ["JointEncoderConfig"]

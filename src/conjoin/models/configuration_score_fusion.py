@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 
 
+@strict
 class ScoreFusionConfig(PreTrainedConfig):
     """Configuration of `ScoreFusionModel`: a two-tower model and the weights of its two vectors.
 
@@ -17,31 +19,36 @@ class ScoreFusionConfig(PreTrainedConfig):
         text_attends_padding: Let the text tower attend to padding; by default True for SigLIP, trained without a mask.
 
     Raises:
-        ValueError: The backbone does not have two towers, or a weight is not positive.
+        ValueError: The backbone does not have two towers.
+        StrictDataclassError: A field has another type, or a weight is not positive.
     """
 
     model_type = "score_fusion"
     sub_configs = {"backbone_config": AutoConfig}  # noqa: RUF012 - the library's convention
     backbone_config: Any = None
-    image_weight: float = 1.0
-    text_weight: float = 1.0
+    image_weight: float | int = 1.0
+    text_weight: float | int = 1.0
     normalize_inputs: bool = False
     text_attends_padding: bool | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
         if not isinstance(self.backbone_config, PreTrainedConfig):
             self.backbone_config = AutoConfig.for_model(**{"model_type": "clip"} | (self.backbone_config or {}))
-        kind, image, text = self.backbone_config.model_type, self.image_weight, self.text_weight
+        kind = self.backbone_config.model_type
         if not {"vision_config", "text_config"} <= set(self.backbone_config.sub_configs):
             raise ValueError(
                 f"backbone_config: {kind!r} does not have a vision and a text tower; "
                 "expected a two-tower model such as CLIP or SigLIP"
             )
-        if not (image > 0 and text > 0):
-            raise ValueError(f"image_weight={image} and text_weight={text} must be positive")
         if self.text_attends_padding is None:
             self.text_attends_padding = kind.startswith("siglip")
         super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse weights that leave a modality out; `@strict` calls it."""
+        super().validate_architecture()
+        if not (self.image_weight > 0 and self.text_weight > 0):
+            raise ValueError(f"image_weight={self.image_weight} and text_weight={self.text_weight} must be positive")
 
     @property
     def hidden_size(self) -> int:

@@ -1,12 +1,13 @@
 """Configuration of token fusion."""
 
-from typing import Any
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
 
 from .configuration_towers import TowersConfig
 
-POOLINGS = ("cls", "mean")
 
-
+@strict
 class TokenFusionConfig(TowersConfig):
     """Configuration of `TokenFusionModel`: a vision tower whose patches enter a text encoder as tokens.
 
@@ -20,18 +21,13 @@ class TokenFusionConfig(TowersConfig):
         sep_token_id: Id of its SEP token, the last of every item.
 
     Raises:
-        ValueError: `pooling` is unknown.
+        StrictDataclassError: A field has another type, or `pooling` is unknown.
     """
 
     model_type = "token_fusion"
-    pooling: str = "cls"
-    cls_token_id: int = 101
-    sep_token_id: int = 102
-
-    def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__post_init__(**kwargs)
-        if self.pooling not in POOLINGS:
-            raise ValueError(f"pooling={self.pooling!r}; expected one of {POOLINGS}")
+    pooling: Literal["cls", "mean"] = "cls"
+    cls_token_id: int | None = 101
+    sep_token_id: int | None = 102
 
     @property
     def hidden_size(self) -> int:

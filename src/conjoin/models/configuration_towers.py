@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 
 
+@strict
 class TowersConfig(PreTrainedConfig):
     """Configuration of a vision and a text tower.
 

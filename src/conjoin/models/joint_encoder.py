@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, AutoModel
 
-from .configuration_joint_encoder import READOUTS as READOUTS, JointEncoderConfig as JointEncoderConfig
+from .configuration_joint_encoder import JointEncoderConfig as JointEncoderConfig
 from .modeling_joint_encoder import JointEncoderModel as JointEncoderModel, JointEncoderOutput as JointEncoderOutput
 
 AutoConfig.register("joint_encoder", JointEncoderConfig, exist_ok=True)

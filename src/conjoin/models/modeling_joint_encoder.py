@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_joint_encoder import JointEncoderConfig
@@ -18,13 +19,21 @@ from .modeling_towers import TowersModel, TowersOutput, build_tower, on_rows, ou
 _Part = tuple[Tensor, Tensor, Tensor]
 
 
+def eager_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Attend by matrix products; the states `(N, Q, heads, d)` and the weights `(N, heads, Q, S)`."""
+    weights = (query @ key.transpose(2, 3) / math.sqrt(query.shape[-1]) + attention_mask).softmax(-1)
+    return (F.dropout(weights, dropout) @ value).transpose(1, 2), weights
+
+
 class VLAttentionLayer(GradientCheckpointingLayer):
     """Pre-norm attention block that can compute the leading positions only (the last layer computes CLS alone)."""
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
-        self.num_heads, self.dropout = config.num_attention_heads, config.attention_dropout
+        self.config = config
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.q_proj = nn.Linear(width, width)
         self.k_proj = nn.Linear(width, width)
@@ -43,7 +52,7 @@ class VLAttentionLayer(GradientCheckpointingLayer):
             hidden: `(N, S, d)`.
             key_bias: `(N, 1, 1, S)` added to the attention logits: the log of each key's weight.
             num_queries: Number of leading positions `Q` to compute.
-            return_attention: Also return the attention weights, computed without PyTorch's fused kernel.
+            return_attention: Also return the attention weights, which `eager_attention` computes.
 
         Returns:
             The states `(N, Q, d)` and the attention weights `(N, heads, Q, S)` or None.
@@ -51,16 +60,14 @@ class VLAttentionLayer(GradientCheckpointingLayer):
         queries = hidden[:, :num_queries]
         normed = self.norm1(hidden)
         q, k, v = (
-            states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            states.unflatten(-1, (self.config.num_attention_heads, -1)).transpose(1, 2)
             for states in (self.q_proj(normed[:, :num_queries]), self.k_proj(normed), self.v_proj(normed))
         )
-        dropout, weights = self.dropout if self.training else 0.0, None
-        if return_attention:
-            weights = (q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + key_bias.to(q.dtype)).softmax(-1)
-            attended = F.dropout(weights, dropout) @ v
-        else:
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=key_bias.to(q.dtype), dropout_p=dropout)
-        queries = queries + self.o_proj(attended.transpose(1, 2).flatten(2))
+        name = "eager" if return_attention else self.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        attended, weights = attend(self, q, k, v, key_bias.to(q.dtype), dropout=dropout)
+        queries = queries + self.o_proj(attended.flatten(2))
         return queries + self.fc2(F.gelu(self.fc1(self.norm2(queries)))), weights
 
 
@@ -178,6 +185,19 @@ class JointEncoderModel(TowersModel):
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
         self.vl_encoder: Any = VLEncoder(config) if config.num_vl_layers else None
         self.post_init()
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        """Refuse what cannot add a bias to the keys of E_VL; the towers may use it.
+
+        Raises:
+            ValueError: It is another implementation than eager or sdpa.
+        """
+        if requested_attention not in (None, "eager", "sdpa"):
+            raise ValueError(
+                f"attn_implementation={requested_attention!r}: E_VL adds a bias to its keys; expected eager or sdpa, "
+                f'or for a tower alone {{"vision_config": {requested_attention!r}}}'
+            )
+        return super().get_correct_attn_implementation(requested_attention, *args, **kwargs)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(

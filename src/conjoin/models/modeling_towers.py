@@ -37,6 +37,7 @@ class TowersModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _supports_sdpa = True
+    _supports_flash_attn = True
     vision_model: Any
     text_model: Any
 

@@ -154,12 +154,13 @@ class TemperatureConfig(RetrievalConfig):
     Args:
         temperature: Softmax temperature, or its initial value if it is learned.
         learn_temperature: Train the temperature, as CLIP does.
-        temperature_learning_rate: Of a learned temperature; None for `learning_rate`, at which it hardly moves.
+        temperature_learning_rate: Learning rate of a learned temperature; None for `learning_rate`, at which it hardly
+            moves.
     """
 
     temperature: float = field(default=0.07)
     learn_temperature: bool = field(default=True)
-    temperature_learning_rate: float | None = field(default=None)
+    temperature_learning_rate: float | None = field(default=1e-3)
 
 
 class Step(nn.Module):
@@ -739,6 +740,10 @@ def load_trainable(
         name, revision = str(model), options.get("revision")
         kind = model_type(model, revision)
         if kind in MODELS:
+            if unread := sorted({*options} - {"revision"}):
+                raise ValueError(
+                    f"model_init_kwargs: {unread[0]!r} configures a new model, but {name!r} is a saved one"
+                )
             model, own = load_model(model, revision=revision)
         elif kind in ARCHITECTURES and (preset is not None or is_embedder(name, revision)):
             model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)

@@ -59,8 +59,8 @@ class CoralConfig(QueryCandidateConfig):
             input embeddings.
         decoder_positions: Largest number of tokens of a target, images and texts.
         decoder_dropout: Dropout rate of the decoders.
-        decoder_learning_rate: Of the decoders, which start from random weights; None for `learning_rate`. The rate of
-            a finished model hardly moves them: see `{reg,rec}_{vision,language}_own` and `_other` in the log.
+        decoder_learning_rate: Learning rate of the decoders, which start from random weights; None for
+            `learning_rate`, which hardly moves them: see `{reg,rec}_{vision,language}_own` and `_other` in the log.
         decoded_rows: Targets decoded at once; the activations of their decoders are in memory.
 
     Raises:
@@ -78,7 +78,7 @@ class CoralConfig(QueryCandidateConfig):
     language_head: str | None = field(default=None)
     decoder_positions: int = field(default=1024)
     decoder_dropout: float = field(default=0.1)
-    decoder_learning_rate: float | None = field(default=None)
+    decoder_learning_rate: float | None = field(default=1e-3)
     decoded_rows: int = field(default=4)
 
     def __post_init__(self) -> None:

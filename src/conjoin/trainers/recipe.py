@@ -423,6 +423,13 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     return Recipe(name, model, data, training)
 
 
+class _Numbers(yaml.SafeLoader):
+    """Reads `1e-6` as a number, as YAML 1.2 does; for YAML 1.1 it is a text without a point in it."""
+
+
+_Numbers.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML.
 
@@ -430,7 +437,7 @@ def parse_yaml(text: str, where: str) -> Any:
         ValueError: It is not YAML; the message starts with `where`.
     """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Numbers)
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 

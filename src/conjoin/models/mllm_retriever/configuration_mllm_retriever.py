@@ -1,15 +1,15 @@
 """Configuration of the MLLM retriever."""
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
+from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 
 ARCHITECTURES = ("internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
-READOUTS = ("token", "before_token", "last", "mean")
-POSITION_MODES = ("mrope", "1d")
 
 
+@strict
 class MllmRetrieverConfig(PreTrainedConfig):
     """Configuration of `MllmRetrieverModel`: a multimodal language model, its kept layers and its readout.
 
@@ -29,16 +29,17 @@ class MllmRetrieverConfig(PreTrainedConfig):
         train_ret_token: Train the vector of [RET] and freeze all other token embeddings.
 
     Raises:
-        ValueError: The backbone is of another architecture, or a field is out of its range.
+        ValueError: The backbone is of another architecture, or has fewer layers.
+        StrictDataclassError: A field has another type or is out of its range.
     """
 
     model_type = "mllm_retriever"
     sub_configs = {"backbone_config": AutoConfig}  # noqa: RUF012 - the library's convention
     backbone_config: Any = None
-    keep_layers: int = None  # type: ignore[assignment]
-    readout: str = "token"
+    keep_layers: int | None = None
+    readout: Literal["token", "before_token", "last", "mean"] = "token"
     ret_token_id: int | None = None
-    position_mode: str = "mrope"
+    position_mode: Literal["mrope", "1d"] = "mrope"
     embedding_dim: int | None = None
     train_ret_token: bool = False
 
@@ -46,16 +47,18 @@ class MllmRetrieverConfig(PreTrainedConfig):
         config = self.backbone_config
         if not isinstance(config, PreTrainedConfig):
             config = AutoConfig.for_model(**{"model_type": "qwen2_vl"} | (config or {}))
-        values = {"backbone_config": config.model_type, "readout": self.readout, "position_mode": self.position_mode}
-        for name, known in zip(values, (ARCHITECTURES, READOUTS, POSITION_MODES), strict=True):
-            if values[name] not in known:
-                raise ValueError(f"{name}={values[name]!r}; expected one of {known}")
+        if config.model_type not in ARCHITECTURES:
+            raise ValueError(f"backbone_config={config.model_type!r}; expected one of {ARCHITECTURES}")
         self.backbone_config = keep_first_layers(config, self.keep_layers)
-        self.keep_layers, width = self.get_text_config().num_hidden_layers, self.get_text_config().hidden_size
-        dim = self.embedding_dim
-        if dim is not None and not (type(dim) is int and 1 <= dim <= width):
-            raise ValueError(f"embedding_dim={dim!r}; expected 1..{width}, the backbone's width")
+        self.keep_layers = self.get_text_config().num_hidden_layers
         super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse an embedding that is wider than the backbone; `@strict` calls it."""
+        super().validate_architecture()
+        dim, width = self.embedding_dim, self.get_text_config().hidden_size
+        if dim is not None and not 1 <= dim <= width:
+            raise ValueError(f"embedding_dim={dim}; expected 1..{width}, the backbone's width")
 
     @property
     def hidden_size(self) -> int:
@@ -79,10 +82,10 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     least = max(1, len(config.vision_config.deepstack_visual_indexes)) if config.model_type == "qwen3_vl" else 1
     if keep_layers is None:
         return config
-    if type(keep_layers) is not int or not least <= keep_layers <= depth:
+    if not least <= keep_layers <= depth:
         raise ValueError(
-            f"keep_layers={keep_layers!r}; expected {least}..{depth} of {config.model_type!r} "
-            "(in a recipe: model.config.keep_layers)"
+            f"keep_layers={keep_layers}; expected {least}..{depth} of {config.model_type!r} "
+            "(in a recipe: model_init_kwargs: {keep_layers: N})"
         )
     if "layer_types" in text_config.to_dict() and text_config.layer_types is not None:
         text_config.layer_types = text_config.layer_types[:keep_layers]
