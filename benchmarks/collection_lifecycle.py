@@ -71,7 +71,7 @@ def steps(count: int, dimension: int, folder: Path) -> dict[str, Callable[[], An
     def search(where: str | None = None) -> list[list[str]]:
         collection = Collection(uri)
         queries = encoder.encode([f"product {number} of a query" for number in range(QUERIES)])
-        return [collection.search(query[None], K, where=where).ids[0] for query in queries]
+        return [collection.rank(query[None], K, where=where).ids[0] for query in queries]
 
     return {
         "start": lambda: encode_collection(rows(4096), encoder, folder / "small"),

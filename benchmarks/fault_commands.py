@@ -163,7 +163,7 @@ def _read_collection(place: Place) -> State:
     }
     if len(state) != len(ids):
         raise RuntimeError("an id is there twice")
-    found = collection.search(_queries(collection.dimension), 10)
+    found = collection.rank(_queries(collection.dimension), 10)
     return state | {"searched by": (collection.metadata["index"] or {}).get("kind", ""), "found": _found(found)}
 
 
@@ -174,7 +174,7 @@ def _read_faiss(place: Place) -> State:
     state, collection = _read_collection(place), open_collection(place.out)
     if getattr(collection, "faiss", None) is None:
         return state
-    return {**state, "found by FAISS": _found(collection.search(_queries(collection.dimension), 10))}
+    return {**state, "found by FAISS": _found(collection.rank(_queries(collection.dimension), 10))}
 
 
 def _found(result: Any) -> str:  # noqa: ANN401

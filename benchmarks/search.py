@@ -66,7 +66,7 @@ def compare(
         ValueError: The ids differ.
     """
     scores = queries.astype(np.float64) @ vectors.astype(np.float64).T
-    found = collection.search(queries, K, where=where)
+    found = collection.rank(queries, K, where=where)
     worst = 0.0
     for own, ids, values in zip(scores, found.ids, found.scores, strict=True):
         order = np.argsort(-own, kind="stable")[:K]

@@ -32,10 +32,10 @@ def main() -> None:
     rows = load_pairs(script.data, only="image")
     collection = encode_collection(rows, encoder, script.out, sync=True, show_progress=True)
     found = search_items(collection, encoder, script.queries, k=script.k, where=script.where)
-    for query, ids, scores in zip(script.queries, found.ids, found.scores, strict=True):
+    for query, hits in zip(script.queries, found, strict=True):
         print(query)
-        for id_, score in zip(ids, scores, strict=True):
-            print(f"  {score:.3f}  {id_}")
+        for hit in hits:
+            print(f"  {hit.score:.3f}  {hit.id}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_langchain(found):
     assert [document.id for document in run["documents"]] == found.ids[1]
     best = run["documents"][0]
     assert best.page_content == f"a picture {best.id[-1]}" and best.metadata["image"].endswith(f"p{best.id[-1]}.png")
-    assert best.metadata["score"] == pytest.approx(found.scores[1][0], abs=1e-6)
+    assert best.metadata["score"] == pytest.approx(found[1][0].score, abs=1e-6)
 
 
 def test_llama_index(found):
@@ -48,4 +48,4 @@ def test_llama_index(found):
     exec(BLOCKS[1], run)
     assert [node.node.node_id for node in run["retriever"].retrieve("a red apple")] == found.ids[0]
     assert [node.node.node_id for node in run["nodes"]] == found.ids[1]
-    assert run["nodes"][0].score == pytest.approx(found.scores[1][0], abs=1e-6)
+    assert run["nodes"][0].score == pytest.approx(found[1][0].score, abs=1e-6)

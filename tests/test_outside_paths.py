@@ -15,7 +15,6 @@ from conjoin.retrieval import Collection, encode_collection
 from conjoin.retrieval.pictures import picture_folders
 from conjoin.serving.html import results_html
 from conjoin.serving.search_page import write_search_page
-from conjoin.serving.searcher import Found
 from conjoin.storage import DamagedError, check_checksums
 from conjoin.trainers.solar_teachers import Teachers
 from hostile import CANARY, encoded, outside_paths, picture
@@ -70,10 +69,10 @@ def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
     if allowed:
         monkeypatch.setenv("CONJOIN_ROOTS", str(folder.parent))
     collection = Collection(folder / "collection")
-    hit = {"rank": 1, "score": 1.0, "id": "a", "row": collection.rows(["a"])[0]}
+    (hits,) = collection.search(collection.vectors(), 1)
     folders = picture_folders(collection.uri)
-    page = write_search_page("a", [hit], folder / "page.html", folders=folders).read_text()
-    app = results_html("title", "1 result", [Found(**hit)], folders)
+    page = write_search_page("a", hits, folder / "page.html", folders=folders).read_text()
+    app = results_html("title", "1 result", hits, folders)
     for shown in (page, app):
         assert ("data:image" in shown, "outside of the collection" in shown) == (allowed, not allowed)
     words = ["push", collection.uri, "me/photos", "--keep-pictures", "9", "--dry-run"]

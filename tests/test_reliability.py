@@ -60,7 +60,7 @@ def read_index(out):
 
 def read_faiss(out):
     collection = open_collection(out)
-    return state(out), collection.search(tiny_encoder().encode(["a", "b"]), 9).ids, collection.faiss is None
+    return state(out), collection.rank(tiny_encoder().encode(["a", "b"]), 9).ids, collection.faiss is None
 
 
 WRITERS = {  # what writes, what reads, what was written before

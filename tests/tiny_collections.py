@@ -69,7 +69,7 @@ def naive(vectors, queries, k, ids=None):
 def check(collection, vectors, queries, k=8, ids=None, **options):
     """Make sure that a search gives what `naive` gives."""
     right, scores = naive(vectors, queries, k, ids)
-    found = collection.search(queries, k, **options)
+    found = collection.rank(queries, k, **options)
     assert found.ids == right
     np.testing.assert_array_equal(found.scores, scores)
 

@@ -43,6 +43,7 @@ from conjoin.processing import (
 )
 from conjoin.retrieval import (
     Collection as Collection,
+    Hit as Hit,
     ItemEncoder as ItemEncoder,
     encode_collection as encode_collection,
     load_encoder as load_encoder,

@@ -58,7 +58,7 @@ def test_text_and_composed_queries_as_json(built, data, model, search):
     found = search("--text", "a red square", collection=built, image=None)
     assert found["query"] == {"text": "a red square"}
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
-    assert [hit["rank"] for hit in found["results"]] == list(range(1, 8))
+    assert len(found["results"]) == 7
     query = {"image": str(data / "red.png"), "text": "a blue square"}
     expected = Collection(built).search(load_encoder(model).encode([query]), 2)
     found = search("--text", "a blue square", "--model", model, "-k", 2, collection=built, image="red")
@@ -158,7 +158,7 @@ def test_products_with_several_pictures(data, shop, tmp_path, encode, search, mo
     encode("--root", data, "--keep", "product", source=tmp_path / "table.csv")
     monkeypatch.setenv("CONJOIN_ROOTS", "")  # each command is a process
     found = search("--group-by", "product", "-k", 2)["results"]
-    assert [hit["rank"] for hit in found] == [1, 2] and found[0]["row"]["product"] == "bright"
+    assert len(found) == 2 and found[0]["row"]["product"] == "bright"
     assert found[1]["row"]["product"] == "dark" and found[0]["score"] > 0.9999
     with pytest.raises(ValueError, match="no column 'brand'; it has id, text, image, product"):
         search("--group-by", "brand")

@@ -69,10 +69,10 @@ table = lancedb.connect("hf://datasets/me/photos/data").open_table("train")
 found["plain"] = [row["id"] for row in table.search(vectors[0]).distance_type("dot").limit(3).to_list()]
 for place, memory in (("table", 0), ("memory", 10**9)):
     collection = open_collection("hf://datasets/me/photos", memory=memory)
-    result = collection.search(vectors, 3, where="price < 8")
+    result = collection.rank(vectors, 3, where="price < 8")
     rows = collection.rows(result.ids[0], pictures=True)
     found |= {f"ids {place}": result.ids, f"scores {place}": result.scores, f"model {place}": collection.model.name}
-    found[f"words {place}"] = collection.search(vectors, 1, text="thing 5").ids
+    found[f"words {place}"] = collection.rank(vectors, 1, text="thing 5").ids
     found[f"images {place}"] = [row["image"] for row in rows if row["picture"]]
 
 from datasets import load_dataset
@@ -137,12 +137,12 @@ def test_push_then_load(hub, tiny_checkpoints, pictures, photos, tmp_path):
             np.testing.assert_allclose(found[name], expected["pinned"], atol=1e-6, err_msg=name)
         assert np.array_equal(found["picture"], np.asarray(pictures[0])) and found["mrr"] == 0.5
         assert re.match("cannot load the model 'me/model': .*absent", str(found["error"]))
-        result = collection.search(vectors, 3, where="price < 8")
-        assert found["plain"].tolist() == collection.search(vectors[:1], 3).ids[0]
+        result = collection.rank(vectors, 3, where="price < 8")
+        assert found["plain"].tolist() == collection.rank(vectors[:1], 3).ids[0]
         for place in ("table", "memory"):
             assert found[f"ids {place}"].tolist() == result.ids and found[f"model {place}"] == "me/model"
             np.testing.assert_allclose(found[f"scores {place}"], result.scores, atol=1e-6)
-            assert found[f"words {place}"].tolist() == collection.search(vectors, 1, text="thing 5").ids
+            assert found[f"words {place}"].tolist() == collection.rank(vectors, 1, text="thing 5").ids
             assert found[f"images {place}"].tolist() == [f"{id_.split()[1]}.png" for id_ in result.ids[0]]
     assert metadata(model_upload(tmp_path / "exported", "me/copy").card)["base_model"] == ["me/model"]
     local, pushed = load_triplets(triplets), load_triplets(tmp_path / "repository/triplets/test.parquet")
@@ -240,5 +240,5 @@ def test_copy_to_a_folder_and_to_milvus(photos, tmp_path, capsys):
     pytest.importorskip("milvus_lite")
     assert main(["copy", str(photos), f"{tmp_path}/m.db/photos"]) == 0
     vectors = open_collection(photos).vectors()[:2]
-    expected = open_collection(photos).search(vectors, 3).ids
-    assert open_collection(f"{tmp_path}/m.db/photos").search(vectors, 3).ids == expected
+    expected = open_collection(photos).rank(vectors, 3).ids
+    assert open_collection(f"{tmp_path}/m.db/photos").rank(vectors, 3).ids == expected

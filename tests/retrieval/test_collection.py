@@ -72,7 +72,7 @@ class TestSearch:
         if ids:
             check(collection, VECTORS[places], QUERIES, 9, ids, where=where)
         else:
-            found = collection.search(QUERIES, 9, where=where)
+            found = collection.rank(QUERIES, 9, where=where)
             assert found.ids == [[]] * 6 and found.scores.shape == (6, 0)
 
     def test_equal_vectors_are_in_the_order_of_their_ids(self, tmp_path):
@@ -111,7 +111,7 @@ class TestSearch:
     def test_bad_conditions_name_the_columns(self, collection, where):
         for use in (
             lambda: collection.select(where),
-            lambda: collection.search(QUERIES, 3, where=where),
+            lambda: collection.rank(QUERIES, 3, where=where),
             lambda: list(collection.scan(["id"], where)),
         ):
             with pytest.raises(
@@ -123,7 +123,7 @@ class TestSearch:
                                            " and ".join(["price < 3"] * 5000), "price = " + "1 + " * 5000 + "1",
                                            "price = 1" + "::int" * 5000])  # fmt: skip
     def test_a_chain_of_operators_is_refused_before_lance_overflows_its_stack(self, collection, operators):
-        for use in (collection.select, lambda where: collection.search(QUERIES, 3, where=where)):
+        for use in (collection.select, lambda where: collection.rank(QUERIES, 3, where=where)):
             with pytest.raises(
                 ValueError, match=r"cannot be evaluated: it has \d+ words and signs, and 600 are the most"
             ):
@@ -150,13 +150,13 @@ class TestWords:
         (near,), (products,) = naive(vectors, QUERIES[:1], 40)
         scaled = (products - products[-1]) / (products[0] - products[-1])
         shares = dict(zip(near, scaled, strict=True))
-        (found,), (scores,) = collection.search(QUERIES[:1], 40, text="0815")
+        (found,), (scores,) = collection.rank(QUERIES[:1], 40, text="0815")
         words = {id_: score - shares[id_] for id_, score in zip(found, scores, strict=True)}
         assert found[0] == "doc/00007" and words["doc/00007"] == pytest.approx(1.5, abs=1e-6)
         assert all(-1e-6 < share < 1.4 for id_, share in words.items() if id_ != "doc/00007")
         assert [words[f"doc/{n:05}"] for n in (2, 3, 4, 6, 9)] == pytest.approx([0] * 5, abs=1e-6), "no digit of it"
         assert sorted(scores, reverse=True) == list(scores)
-        assert collection.search(QUERIES[:1], 3, text="0815").ids == [found[:3]]
+        assert collection.rank(QUERIES[:1], 3, text="0815").ids == [found[:3]]
 
     @pytest.mark.parametrize("most", [0, 10_000])
     def test_words_of_any_script_codes_and_typos(self, most, tmp_path, warnings, monkeypatch):
@@ -175,10 +175,10 @@ class TestWords:
         collection = encode_collection(rows, lookup_encoder(unit(6, 8)), tmp_path)
         words = ["苹果", "リンゴ", code, "WOODEN", "café", *(["🎁", "wodoen", "wooen"] if most else [])]
         for text, right in zip(words, "01245344", strict=False):
-            ids = collection.search(unit(6, 8)[[(int(right) + 1) % 6]], 2, text=text, exact=True).ids[0]
+            ids = collection.rank(unit(6, 8)[[(int(right) + 1) % 6]], 2, text=text, exact=True).ids[0]
             assert right in ids, text
         assert warnings() == ""
-        assert collection.search(unit(6, 8)[:1], 1, text="ωψ").ids == [["0"]]
+        assert collection.rank(unit(6, 8)[:1], 1, text="ωψ").ids == [["0"]]
         assert "no row of" in warnings() and "has the words 'ωψ'" in warnings()
 
     def test_with_words_exact_stays_exact(self, tmp_path):
@@ -186,21 +186,21 @@ class TestWords:
         collection = made(tmp_path, vectors)
         collection.index("ivf_pq", probes=1, refine=1)
         right = naive(vectors, QUERIES, 100)[0]
-        found = collection.search(QUERIES, 100, text="zzz", exact=True).ids
-        assert found == right != collection.search(QUERIES, 100, text="zzz").ids
+        found = collection.rank(QUERIES, 100, text="zzz", exact=True).ids
+        assert found == right != collection.rank(QUERIES, 100, text="zzz").ids
 
     def test_a_text_for_each_query_and_a_condition(self, worded):
         collection, _ = worded
-        found = collection.search(QUERIES[:2], 5, text=["0815", "river"], where="n < 20")
+        found = collection.rank(QUERIES[:2], 5, text=["0815", "river"], where="n < 20")
         assert all(int(id_[4:]) < 20 for ids in found.ids for id_ in ids) and found.ids[0][0] == "doc/00007"
         assert sum(int(id_[4:]) % 4 == 2 for id_ in found.ids[1]) >= 3
         with pytest.raises(ValueError, match="got 1 texts for 2 queries"):
-            collection.search(QUERIES[:2], 5, text=["one"])
+            collection.rank(QUERIES[:2], 5, text=["one"])
 
     @pytest.mark.parametrize("text", ["", " ", "'", '"', '"0815', "a AND", "+(", "*", "\\", "🙂", "\x00", "^2", "a:b"])
     def test_odd_words_are_words(self, worded, text):
         collection, _ = worded
-        assert len(collection.search(QUERIES[:1], 5, text=text).ids[0]) == 5
+        assert len(collection.rank(QUERIES[:1], 5, text=text).ids[0]) == 5
 
     def test_new_texts_are_found(self, tmp_path):
         vectors = clustered(6, WIDTH)
@@ -208,12 +208,12 @@ class TestWords:
         rows = lookup_rows(6)
         rows[5]["text"] = "5 violin"
         collection = encode_collection(rows, lookup_encoder(vectors), tmp_path)
-        assert collection.search(unit(1, WIDTH, 9), 6, text="violin").scores[0, 0] > 1
+        assert collection.rank(unit(1, WIDTH, 9), 6, text="violin").scores[0, 0] > 1
 
     def test_without_texts(self, tmp_path, pictures):
         collection = encode_collection([{"id": "a", "image": pictures[0]}], tiny_encoder(), tmp_path)
         with pytest.raises(ValueError, match=r"has no index of words|has no texts"):
-            collection.search(unit(1, 8), 1, text="word")
+            collection.rank(unit(1, 8), 1, text="word")
 
 
 def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
@@ -294,7 +294,7 @@ class TestChanges:
         for memory in (0, 10**6):
             emptied = Collection(tmp_path, memory=memory)
             assert (len(emptied), emptied.ids, emptied.vectors().shape) == (0, [], (0, WIDTH))
-            assert emptied.search(QUERIES, 3).ids == [[]] * 6 and len(emptied.to_dataset()) == 0
+            assert emptied.rank(QUERIES, 3).ids == [[]] * 6 and len(emptied.to_dataset()) == 0
             assert emptied.select("true") == [] and emptied.recall() == 1.0
         assert made(tmp_path, VECTORS[:9]).changes.added == 9
         check(Collection(tmp_path), VECTORS[:9], QUERIES)
@@ -308,7 +308,7 @@ class TestIndex:
         assert recall > 0.85
         settings = Collection(tmp_path).metadata["index"]
         assert settings == {"kind": kind, "probes": 100, "refine": 10}
-        found, right = collection.search(QUERIES, 10), naive(VECTORS, QUERIES, 10)[0]
+        found, right = collection.rank(QUERIES, 10), naive(VECTORS, QUERIES, 10)[0]
         assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.8
         assert (np.diff(found.scores, axis=1) <= 0).all()
         check(collection, VECTORS, QUERIES, exact=True)

@@ -89,8 +89,8 @@ def test_indexes_are_built_again(tmp_path, kind):
     if kind:
         assert copy.metadata["index"] == collection.metadata["index"]
     vectors = collection.vectors()[:5]
-    assert copy.search(vectors, 3, exact=True).ids == collection.search(vectors, 3, exact=True).ids
-    assert copy.search(vectors, 1, text="thing 7").ids == collection.search(vectors, 1, text="thing 7").ids
+    assert copy.rank(vectors, 3, exact=True).ids == collection.rank(vectors, 3, exact=True).ids
+    assert copy.rank(vectors, 1, text="thing 7").ids == collection.rank(vectors, 1, text="thing 7").ids
 
 
 def test_a_published_copy_names_no_path_of_this_machine_and_has_pictures(collection, tmp_path, monkeypatch):

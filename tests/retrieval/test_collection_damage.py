@@ -27,8 +27,8 @@ def answers(folder):
     """All that can be asked of a collection."""
     collection = Collection(folder)
     ids = collection.ids
-    found = [collection.search(QUERIES, 7), collection.search(QUERIES, 7, where="price < 4", exact=True)]
-    found.append(collection.search(QUERIES, 7, text="17"))
+    found = [collection.rank(QUERIES, 7), collection.rank(QUERIES, 7, where="price < 4", exact=True)]
+    found.append(collection.rank(QUERIES, 7, text="17"))
     rows = collection.rows(ids)
     vectors = collection.vectors().tobytes()
     return ids, vectors, rows, [(each.ids, each.scores.tolist()) for each in found], collection.select("label = 'l 3'")
@@ -141,7 +141,7 @@ class TestFaiss:
         Collection(folder).index_faiss(factory, probes=100)
 
         def read_any(folder):
-            found = open_collection(folder).search(QUERIES, 7)
+            found = open_collection(folder).rank(QUERIES, 7)
             return found.ids, found.scores.round(5).tolist()
 
         wrong, right, noticed = [], read_any(folder), 0

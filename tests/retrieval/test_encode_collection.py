@@ -114,7 +114,7 @@ class TestContents:
         np.testing.assert_array_equal(half.vectors(), full.vectors().astype(np.float16))
         queries = full.vectors()[::5]
         for memory in (0, 10**6):
-            found = Collection(tmp_path / "half", memory=memory).search(queries, 3)
+            found = Collection(tmp_path / "half", memory=memory).rank(queries, 3)
             right = queries.astype(np.float64) @ half.vectors().astype(np.float64).T
             np.testing.assert_array_equal(found.scores, -np.sort(-right.astype(np.float32))[:, :3])
 
@@ -126,7 +126,7 @@ class TestContents:
         assert collection.ids == names
         assert [row["n"] for row in collection.rows(names[::-1])] == list(range(10))[::-1]
         np.testing.assert_array_equal(collection.vectors(names[::-1]), collection.vectors()[::-1])
-        assert collection.search(collection.vectors(), 1).ids == [[name] for name in names]
+        assert collection.rank(collection.vectors(), 1).ids == [[name] for name in names]
         rows[3]["text"] = "another"
         assert encode(tmp_path, rows).changes == Changes(replaced=1, unchanged=9, encoded=1)
         assert sync(tmp_path, rows[5:]) == Changes(removed=5, unchanged=5)

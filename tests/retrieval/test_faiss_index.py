@@ -53,16 +53,16 @@ def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
     for opened in (index, open_collection(tmp_path / "it")):
         assert opened.faiss is not None and opened.ids == collection.ids and len(opened) == 1999
         for options in ({}, {"where": "label is null and price != 4"}):
-            near(opened.search(QUERIES, 10, **options), *collection.search(QUERIES, 10, **options))
+            near(opened.rank(QUERIES, 10, **options), *collection.rank(QUERIES, 10, **options))
         check(opened, VECTORS[places()], QUERIES, ids=[f"doc/{n:05d}" for n in places()], exact=True)
         assert opened.rows(["doc/00003"]) == collection.rows(["doc/00003"])
         assert opened.select("price = 3") == collection.select("price = 3")
-        assert opened.search(QUERIES, 3, text="17").ids == collection.search(QUERIES, 3, text="17").ids
+        assert opened.rank(QUERIES, 3, text="17").ids == collection.rank(QUERIES, 3, text="17").ids
         with pytest.raises(ValueError, match=r"'prize < 3' cannot be evaluated: .*price"):
-            opened.search(QUERIES, 3, where="prize < 3")
+            opened.rank(QUERIES, 3, where="prize < 3")
         with pytest.raises(ValueError, match="query 0 has norm 2"):
-            opened.search(2 * QUERIES, 3)
-    assert index.search(QUERIES[:1], 5000).scores.shape == (1, 1999)
+            opened.rank(2 * QUERIES, 3)
+    assert index.rank(QUERIES[:1], 5000).scores.shape == (1, 1999)
 
 
 @pytest.mark.parametrize("factory", [*ROUGH, None])
@@ -71,9 +71,9 @@ def test_rough_kinds_find_most(factory, folder, tmp_path):
     measured = index.index_faiss(factory, recall_queries=30)
     assert measured > 0.25 and open_collection(tmp_path / "it").recall(30) == measured
     right = naive(VECTORS[places()], QUERIES, 10, [f"doc/{n:05d}" for n in places()])[0]
-    found = index.search(QUERIES, 10)
+    found = index.rank(QUERIES, 10)
     assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.25
-    assert {len(ids) for ids in index.search(QUERIES, 1000).ids} == {1000}
+    assert {len(ids) for ids in index.rank(QUERIES, 1000).ids} == {1000}
 
 
 def test_an_index_of_an_earlier_version_is_not_used(folder, tmp_path, warnings):
@@ -83,9 +83,9 @@ def test_an_index_of_an_earlier_version_is_not_used(folder, tmp_path, warnings):
     near(before.search(QUERIES, 5), *naive(VECTORS[places()], QUERIES, 5, [f"doc/{n:05d}" for n in places()]))
     assert warnings() == ""
     opened = open_collection(folder)
-    assert opened.faiss is None and "new" in opened.search(VECTORS[17:18], 2).ids[0]
+    assert opened.faiss is None and "new" in opened.rank(VECTORS[17:18], 2).ids[0]
     assert "the FAISS index of" in warnings() and "run `conjoin index --faiss` again" in warnings()
-    assert "new" in build(folder, "Flat").search(VECTORS[17:18], 2).ids[0]
+    assert "new" in build(folder, "Flat").rank(VECTORS[17:18], 2).ids[0]
     assert open_collection(folder).faiss is not None
 
 
@@ -93,7 +93,7 @@ def test_equal_scores_are_in_the_order_of_ids(tmp_path):
     vectors = np.tile(unit(5, 8), (4, 1))
     made(tmp_path, vectors)
     index = build(tmp_path, "Flat")
-    near(index.search(unit(5, 8), 20), *naive(vectors, unit(5, 8), 20))
+    near(index.rank(unit(5, 8), 20), *naive(vectors, unit(5, 8), 20))
 
 
 def test_a_disk_that_is_full(folder, tmp_path, monkeypatch):

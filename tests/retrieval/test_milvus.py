@@ -62,20 +62,20 @@ def test_search_rows_and_what_is_known(collection, copied):
     assert isinstance(copied, MilvusCollection) and len(copied) == 1200 and copied.dimension == 16
     assert copied.model == collection.model and copied.schema == collection.schema
     for k in (1, 10, 150):
-        near(copied.search(QUERIES, k), collection.search(QUERIES, k))
-    near(copied.search(QUERIES[:1], np.int64(3)), collection.search(QUERIES[:1], 3))
+        near(copied.rank(QUERIES, k), collection.rank(QUERIES, k))
+    near(copied.rank(QUERIES[:1], np.int64(3)), collection.rank(QUERIES[:1], 3))
     ids = ["doc/00007", "doc/01000", "doc/00007"]
     assert copied.rows(ids) == [row | {"day": "2026-01-02"} for row in collection.rows(ids)]
     assert copied.rows([]) == []
     with pytest.raises(ValueError, match="the collection has no row 'stranger'"):
         copied.rows(["doc/00001", "stranger"])
     with pytest.raises(ValueError, match="has no index of words"):
-        copied.search(QUERIES, 3, text="word")
+        copied.rank(QUERIES, 3, text="word")
     with pytest.raises(ValueError, match="is in Milvus, where results are not grouped here"):
         search_groups(copied, QUERIES, 3, "label")
     for queries, k, message in ((2 * QUERIES, 1, "query 0 has norm 2"), (QUERIES, 0, "k must be a positive integer")):
         with pytest.raises(ValueError, match=message):
-            copied.search(queries, k)
+            copied.rank(queries, k)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_search_rows_and_what_is_known(collection, copied):
 )
 def test_conditions(where, here, collection, copied):
     assert sorted(copied.select(where)) == sorted(collection.select(here))
-    near(copied.search(QUERIES, 9, where=where), collection.search(QUERIES, 9, where=here))
+    near(copied.rank(QUERIES, 9, where=where), collection.rank(QUERIES, 9, where=here))
 
 
 @pytest.mark.parametrize("where", ["price <", "price < 'x' (", "))"])
 def test_bad_conditions(where, copied):
-    for use in (lambda: copied.select(where), lambda: copied.search(QUERIES, 3, where=where)):
+    for use in (lambda: copied.select(where), lambda: copied.rank(QUERIES, 3, where=where)):
         with pytest.raises(ValueError, match=r"Milvus at .*rows.db/photos' refuses"):
             use()
 
@@ -132,7 +132,7 @@ def test_a_copy_replaces_the_one_before_and_readers_see_one(collection, tmp_path
     assert len(opened) == len(MilvusCollection(uri)) == 50
     for _ in range(2):
         copied = copy_to_milvus(newer, uri)
-        near(copied.search(QUERIES, 9), newer.search(QUERIES, 9))
+        near(copied.rank(QUERIES, 9), newer.rank(QUERIES, 9))
         assert len(copied) == len(opened) == 90 and len(MilvusCollection(other)) == 1200
     client = pymilvus.MilvusClient(str(tmp_path / "m.db"))
     assert sum(name.startswith("photos") for name in client.list_collections()) == 1
@@ -164,7 +164,7 @@ def test_a_server_that_is_not_there_and_one_that_is_gone(collection, copied, mon
 
     monkeypatch.setattr(pymilvus.MilvusClient, "search", gone)
     with pytest.raises(ConnectionError, match=r"does not answer: "):
-        copied.search(QUERIES, 3)
+        copied.rank(QUERIES, 3)
 
 
 def test_what_milvus_cannot_hold_is_named_and_nothing_is_left(tmp_path):

@@ -1,7 +1,6 @@
 """A `CrossEncoder` sorts the first results again: the function, `conjoin search` and `conjoin evaluate`."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ import torch
 from PIL import Image
 
 from conjoin.cli.main import main
-from conjoin.retrieval import Reranker, SearchResult, encode_collection, load_encoder, load_reranker, rerank
-from conjoin.retrieval.reranker import rerank_rows
+from conjoin.retrieval import Hit, Hits, Ranking, Reranker, encode_collection, load_encoder, load_reranker, rerank
+from conjoin.retrieval.reranker import rerank_hits
 from tiny_merit import write_merit
 
 TEXTS = ["a red apple", "two chairs", "the sea", "nine boats on a lake", "no"]
@@ -55,7 +54,7 @@ def test_the_scores_are_those_of_the_library(text_reranker):
 def test_the_first_are_sorted_and_the_others_follow():
     levels = {"a": 0, "b": 90, "c": 40, "d": 60, "e": 70, "f": 80}
     grey = {name: {"image": Image.new("RGB", (2, 2), (level,) * 3), "text": "x"} for name, level in levels.items()}
-    found = SearchResult([list("abcdef")], np.array([[0.9, 0.8, -np.inf, 0.6, 0.5, 0.4]], dtype=np.float32))
+    found = Ranking([list("abcdef")], np.array([[0.9, 0.8, -np.inf, 0.6, 0.5, 0.4]], dtype=np.float32))
     model = Brightness()
     sorted_again = rerank(found, [Image.new("RGB", (3, 3), (65,) * 3)], grey.get, Reranker(model), 3, ["tell"])
     assert sorted_again.ids == [["d", "b", "a", "e", "f", "c"]]
@@ -103,16 +102,14 @@ def test_search(made, text_reranker, capsys):
     assert "--rerank-top must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_rows_of_several_images_are_read_at_once(tmp_path):
+def test_hits_with_several_images(tmp_path):
     for name, level in (("a", 10), ("b", 80), ("c", 200)):
         Image.new("RGB", (4, 4), (level,) * 3).save(tmp_path / f"{name}.png")
     kept = [{"image": [f"{tmp_path}/{name}.png" for name in some]} for some in ("ac", "bb")]
-    asked = []
-    collection = SimpleNamespace(rows=lambda ids: asked.append(ids) or [kept[int(id_)] for id_ in ids])
-    found = SearchResult([["0", "1"], ["1", "0"]], np.array([[0.9, 0.8]] * 2, dtype=np.float32))
+    first, second = Hit("0", 0.9, kept[0]), Hit("1", 0.8, kept[1])
     queries = [Image.new("RGB", (2, 2), (level,) * 3) for level in (80, 105)]
-    again = rerank_rows(collection, found, queries, Reranker(MeanBrightness()), 2)
-    assert again.ids == [["1", "0"], ["0", "1"]] and [sorted(ids) for ids in asked] == [["0", "1"]]
+    again = rerank_hits(Hits([[first, second], [second, first]]), queries, Reranker(MeanBrightness()), 2)
+    assert again.ids == [["1", "0"], ["0", "1"]] and again[0][0].row == kept[1]
 
 
 def test_run_files_carry_the_new_order(own_export, tmp_path, monkeypatch):

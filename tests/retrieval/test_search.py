@@ -5,7 +5,7 @@ from datetime import date, datetime
 import numpy as np
 import pytest
 
-from conjoin.retrieval import encode_collection, open_collection, search_items
+from conjoin.retrieval import encode_collection, open_collection, rank_items, search_items
 from conjoin.retrieval.search import search_groups
 from tiny_collections import made, naive, names, unit
 from tiny_encoder import tiny_encoder, tiny_rows
@@ -61,10 +61,10 @@ def test_groups_do_not_read_the_rows_of_large_ones(tmp_path, monkeypatch):
 
 def test_words_and_groups(tmp_path):
     collection = made(tmp_path / "c", VECTORS, kept=lambda n: {"odd": n % 2})
-    odd, other, *_ = (id_ for id_ in collection.search(VECTORS[:1], 60).ids[0] if int(id_[-1]) % 2)
+    odd, other, *_ = (id_ for id_ in collection.rank(VECTORS[:1], 60).ids[0] if int(id_[-1]) % 2)
     assert search_groups(collection, VECTORS[:1], 2, "odd").ids == [[names(1)[0], odd]]
     words = str(names(60).index(other))
-    ranked = collection.search(VECTORS[:1], 60, text=words).ids[0]
+    ranked = collection.rank(VECTORS[:1], 60, text=words).ids[0]
     best = [next(id_ for id_ in ranked if int(id_[-1]) % 2 == rest) for rest in (0, 1)]
     assert set(search_groups(collection, VECTORS[:1], 2, "odd", text=words).ids[0]) == {*best}
     assert best[1] != odd
@@ -84,8 +84,8 @@ def shop(tmp_path_factory):
 
 def test_min_score(shop):
     collection, encoder = shop
-    scores = search_items(collection, encoder, ["thing"], 23).scores[0]
-    found = search_items(collection, encoder, ["thing", "7"], 23, min_score=float(scores[4]))
+    scores = rank_items(collection, encoder, ["thing"], 23).scores[0]
+    found = rank_items(collection, encoder, ["thing", "7"], 23, min_score=float(scores[4]))
     assert len(found.ids[0]) == 5 and (found.scores[0][:5] == scores[:5]).all()
     with pytest.raises(ValueError, match="with words, scores only compare the results of one query"):
         search_items(collection, encoder, ["thing"], text="thing", min_score=0.1)
@@ -99,8 +99,8 @@ def test_weights_of_parts(shop, weights):
     image, text = encoder.encode([{"image": row["image"]}, {"text": row["text"]}])
     total = weights["image"] * image + weights["text"] * text
     vectors = np.stack([total / np.linalg.norm(total), image])
-    right = collection.search(vectors, 5)
-    found = search_items(collection, encoder, [query, {"image": row["image"]}], 5, weights=weights)
+    right = collection.rank(vectors, 5)
+    found = rank_items(collection, encoder, [query, {"image": row["image"]}], 5, weights=weights)
     assert found.ids == right.ids
     np.testing.assert_allclose(found.scores, right.scores, atol=1e-6)
 

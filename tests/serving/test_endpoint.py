@@ -42,7 +42,6 @@ def test_embeddings_are_those_of_the_model(client, searcher):
 def test_search_by_text_image_and_both(client):
     queries = [{"image": uri(png("blue")), "text": "a blue thing"}, {"image": uri(png("purple"))}]
     first, second = client.post("/search", json={"items": queries, "k": 2}).json()["results"]
-    assert [hit["rank"] for hit in first] == [1, 2]
     assert first[0]["score"] >= first[1]["score"]
     assert second[0]["row"]["text"].startswith("a ")
     everything = client.post("/search", json={"items": ["x"], "k": 5, "where": "price >= 4"}).json()["results"][0]
@@ -117,7 +116,7 @@ def test_a_search_ranks_by_weights_groups_and_a_least_score(client, searcher):
 
     image, text = searcher.encode([{"image": Image.new("RGB", (8, 8), "blue")}, {"text": "a red thing"}])
     query = 0.25 * image + 0.75 * text
-    scores = searcher.collection.search(query[None] / np.linalg.norm(query), 6).scores[0]
+    scores = searcher.collection.rank(query[None] / np.linalg.norm(query), 6).scores[0]
     weighed = ask(weights={"image": 0.25, "text": 0.75})
     np.testing.assert_allclose([hit["score"] for hit in weighed[0]], scores, atol=1e-5)
     assert weighed[1] == ask(hybrid=False)[1]  # of one part
@@ -138,7 +137,7 @@ def test_words_are_searched_too_and_results_come_in_pages(client):
     assert ask(min_score=-1) == ask(hybrid=False) != ask(), "without words"
     assert picture[0]["id"] == ask(hybrid=False)[1][0]["id"]
     pages = [hit for offset in (0, 2, 4, 6) for hit in ask(offset=offset)[0]]
-    assert [hit["rank"] for hit in pages] == [1, 2, 3, 4, 5, 6] and pages == ask(k=6)[0]
+    assert len(pages) == 6 and pages == ask(k=6)[0]
     grouped = [ask(group_by="kind", k=1, offset=offset)[0][0] for offset in (0, 1)]
     assert grouped == ask(group_by="kind")[0]
 

@@ -6,6 +6,7 @@ import re
 
 from PIL import Image
 
+from conjoin.retrieval import Hit
 from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.serving.search_page import write_search_page
 
@@ -23,7 +24,7 @@ def test_a_page(tmp_path):
         {"image": [str(tmp_path / "a.png"), str(tmp_path / "gone.png")]},
         {"image": "gone.png", "picture": make_thumbnail(str(tmp_path / "b.png"), 40, "b")},
     ]
-    results = [{"rank": n, "score": 1 / n, "id": f"id {n}", "row": row} for n, row in enumerate(rows, start=1)]
+    results = [Hit(f"id {n}", 1 / n, row) for n, row in enumerate(rows, start=1)]
     page = write_search_page(
         {"text": "red & round"}, results, tmp_path / "page.html", "price < 50", (str(tmp_path),)
     ).read_text()

@@ -1,8 +1,8 @@
 """`conjoin search`: one query against a collection."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.options import (
     EncoderOptions,
@@ -13,6 +13,9 @@ from conjoin.cli.options import (
     option,
     pick,
 )
+
+if TYPE_CHECKING:
+    from conjoin.retrieval import Hit
 
 _WIDEST = 60
 
@@ -66,33 +69,29 @@ def run(options: Options) -> None:
 
     from conjoin.data.row_images import PLACEHOLDER, interleave
     from conjoin.retrieval import open_collection, search_items
-    from conjoin.retrieval.reranker import first_results, rerank_rows
+    from conjoin.retrieval.reranker import rerank_hits
     from conjoin.retrieval.search import check_column, load_query_encoder
 
     item = interleave(text, images, "the query") if text is not None and PLACEHOLDER in text else query
     collection, reranker = open_collection(options.collection), options.load_reranker()
     if options.title_column is not None:
         check_column(collection, options.title_column)
-    found = search_items(
+    hits = search_items(
         collection,
         load_query_encoder(collection, options.model, **options.encoder_options()),
         [item],
         options.k if reranker is None else max(options.k, options.rerank_top),
         text=text if options.hybrid else None,
+        pictures=options.html is not None,
         weights=dict(options.weight) or None,
         **pick(options, "where", "group_by", "min_score", "prompt", "prompt_name"),
     )
     if reranker is not None:
-        found = first_results(rerank_rows(collection, found, [item], reranker, options.rerank_top), options.k)
-    rows = collection.rows(found.ids[0], pictures=options.html is not None)
-    results = [
-        {"rank": rank, "score": score, "id": row.pop("id"), "row": row}
-        for rank, (score, row) in enumerate(zip(found.scores[0].tolist(), rows, strict=False), start=1)
-    ]
-    notes = []
-    if not results:
+        hits = rerank_hits(hits, [item], reranker, options.rerank_top)
+    found, notes = hits[0][: options.k], []
+    if not found:
         notes = ["nothing found: no row fulfils --where and --min-score"]
-    elif not found.scores.any():
+    elif not any(hit.score for hit in found):
         notes = [
             "all scores are 0: this model does not compare what the query has with what the rows have; search by "
             "--image, or encode with a model that compares words with pictures"
@@ -102,24 +101,25 @@ def run(options: Options) -> None:
         from conjoin.serving.search_page import write_search_page
 
         page: dict[str, Any] = {"title": options.title_column, "notes": notes}
-        write_search_page(item, results, options.html, options.where, picture_folders(collection.uri), **page)
-        for row in rows:
-            row.pop("picture", None)
+        write_search_page(item, found, options.html, options.where, picture_folders(collection.uri), **page)
+        for hit in found:
+            hit.row.pop("picture", None)
     if options.json:
+        results = [asdict(hit) for hit in found]
         print(json.dumps({"query": query, "results": results}, ensure_ascii=False, indent=2, default=str))
     else:
-        print("\n".join([*_table(results), *notes]))
+        print("\n".join([*_table(found), *notes]))
 
 
-def _table(results: list[dict[str, Any]]) -> list[str]:
+def _table(hits: "list[Hit]") -> list[str]:
     """The lines of a table: rank, score, id and the columns of the rows; the image's path last and whole."""
-    names = dict.fromkeys(name for result in results for name in result["row"])
+    names = dict.fromkeys(name for hit in hits for name in hit.row)
     columns = sorted(names, key=lambda name: name == "image")
-    lines = [["rank", "score", "id", *columns]] if results else []
-    for result in results:
-        cells = [f"{result['rank']:>4}", f"{result['score']:.4f}", result["id"]]
+    lines = [["rank", "score", "id", *columns]] if hits else []
+    for rank, hit in enumerate(hits, 1):
+        cells = [f"{rank:>4}", f"{hit.score:.4f}", hit.id]
         for name in columns:
-            value = result["row"].get(name, "")
+            value = hit.row.get(name, "")
             text = ", ".join(map(str, value)) if isinstance(value, list) else " ".join(str(value).split())
             cells.append(text if name == "image" or len(text) <= _WIDEST else text[: _WIDEST - 1] + "…")
         lines.append(cells)

@@ -35,17 +35,9 @@ from conjoin.evaluation.results import (
 )
 from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.progress import progress
-from conjoin.retrieval import (
-    Collection,
-    ItemEncoder,
-    Reranker,
-    SearchResult,
-    encode_collection,
-    rerank,
-    search_exactly,
-)
+from conjoin.retrieval import Collection, ItemEncoder, Reranker, encode_collection, rerank, search_exactly
 from conjoin.retrieval.encoder import Role
-from conjoin.retrieval.vectors import as_result
+from conjoin.retrieval.results import Ranking
 
 PARTS = ("image", "text")
 VIEWS = {"text alone": "text", "picture alone": "image", "sum of views": "sum"}
@@ -213,7 +205,7 @@ class CellScores:
     ids: list[str] = field(repr=False)
     sizes: np.ndarray = field(repr=False)
     ranks: np.ndarray
-    results: SearchResult = field(repr=False)
+    results: Ranking = field(repr=False)
     vectors: CellVectors = field(repr=False)
     wins: np.ndarray | None = None
 
@@ -346,7 +338,7 @@ def score_cell(cell: Cell, vectors: CellVectors) -> CellScores:
             similarity = matrix[[number[name] for name in names]] @ query
             order = np.argsort(-similarity, kind="stable")
             rankings.append(([names[index] for index in order], similarity[order]))
-        results = as_result(rankings)
+        results = Ranking.join(rankings)
     else:
         sizes = np.full(len(ids), len(corpus) if among is None else len(among))
         # a tie that is longer holds more wrong candidates than the last cut-off
@@ -393,7 +385,7 @@ def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
     return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(queries.dtype)
 
 
-def _write_run(cell: Cell, results: SearchResult, out: Path) -> None:
+def _write_run(cell: Cell, results: Ranking, out: Path) -> None:
     """Write the first candidates of each query, and the right ones, as TREC's tools read them.
 
     Raises:

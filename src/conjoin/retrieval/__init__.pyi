@@ -16,11 +16,12 @@ from conjoin.retrieval.mining.mine import (
 )
 from conjoin.retrieval.mining.negatives import MinedNegatives as MinedNegatives, load_mined as load_mined
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
+from conjoin.retrieval.results import Hit as Hit, Hits as Hits, Ranking as Ranking, Searchable as Searchable
 from conjoin.retrieval.search import (
-    Searchable as Searchable,
     check_model as check_model,
     open_collection as open_collection,
+    rank_items as rank_items,
     search_exactly as search_exactly,
     search_items as search_items,
 )
-from conjoin.retrieval.vectors import SearchResult as SearchResult, exact_search as exact_search
+from conjoin.retrieval.vectors import exact_search as exact_search

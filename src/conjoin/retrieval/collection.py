@@ -36,7 +36,8 @@ from conjoin.retrieval.collection_table import (
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, SETTINGS, FaissIndex, default_factory, train_faiss
-from conjoin.retrieval.vectors import Ranking, SearchResult, as_ranking, as_result, check_search, exact_search, named
+from conjoin.retrieval.results import Ranking, Searchable, by_score
+from conjoin.retrieval.vectors import check_search, exact_search
 
 logger = logging.getLogger(__name__)
 _FAISS = "faiss"
@@ -63,7 +64,7 @@ class Changes(NamedTuple):
     encoded: int = 0
 
 
-class Collection:
+class Collection(Searchable):
     """The published state of a collection: it stays the same while others write.
 
     Args:
@@ -217,7 +218,7 @@ class Collection:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return table.select(columns), np.array([places[id_] for id_ in ids], dtype=np.int64)
 
-    def search(
+    def rank(
         self,
         vectors: np.ndarray,
         k: int = 10,
@@ -225,8 +226,8 @@ class Collection:
         where: str | None = None,
         text: str | Sequence[str] | None = None,
         exact: bool = False,
-    ) -> SearchResult:
-        """Find the rows that are most similar to each query.
+    ) -> Ranking:
+        """Rank the rows that are most similar to each query.
 
         Args:
             vectors: Of the queries `(Q, D)`, L2-normalised.
@@ -249,18 +250,20 @@ class Collection:
             texts = [text] * len(queries) if isinstance(text, str) else list(text)
             return self._fused(queries, k, where, texts, exact)
         if self.faiss is not None and where is None and not exact:
-            return as_result(self.faiss.search(queries, k))
+            return self.faiss.rank(queries, k)
         if self._held is not None:
             ids, numbers, stored, device = self._held
             among = None
             if where is not None:
                 among = np.flatnonzero(np.isin(numbers, self._read(["id"], where)["_rowid"].to_numpy()))
-            return named(ids, *exact_search(queries, stored, k, among=among, device=device))
+            return Ranking.at(ids, *exact_search(queries, stored, k, among=among, device=device))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
-        return as_result([ranking for part in parts for ranking in self._nearest(part, k, where, exact)])
+        return Ranking.join(each for part in parts for each in self._nearest(part, k, where, exact))
 
-    def _nearest(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> list[Ranking]:
+    def _nearest(
+        self, queries: np.ndarray, k: int, where: str | None, exact: bool
+    ) -> list[tuple[list[str], np.ndarray]]:
         """The nearest rows of a few queries, scored again in float64."""
         search: Any = self.table.search(queries)
         search = search.distance_type("dot").limit(k).select(["id", "vector", "_distance"])
@@ -277,10 +280,10 @@ class Collection:
         for number, query in enumerate(queries.astype(np.float64)):
             own = np.flatnonzero(owners == number)
             scores = np.einsum("nd,d->n", candidates[own].astype(np.float64), query).astype(np.float32)
-            rankings.append(as_ranking([ids[place] for place in own], scores))
+            rankings.append(by_score([ids[place] for place in own], scores))
         return rankings
 
-    def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> SearchResult:
+    def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> Ranking:
         """Add the scores by vectors, scaled to 1 for the best row and 0 for the hundredth, and by words.
 
         A row that has a part s of the best row's score by words adds 1.5 s³: runs of letters are in most rows, so a
@@ -293,9 +296,9 @@ class Collection:
             raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
         depth = max(k, _MOST_FUSED)
         results = []
-        nearest = self.search(queries, depth, where=where, exact=exact)
-        for ids, products, words in zip(nearest.ids, nearest.scores.tolist(), texts, strict=True):
-            products = products[: len(ids)] or [0.0]  # padded
+        nearest = self.rank(queries, depth, where=where, exact=exact)
+        for (ids, found), words in zip(nearest.queries(), texts, strict=True):
+            products = found.tolist() or [0.0]
             best, last = products[0], products[:_MOST_FUSED][-1]
             scores = {
                 id_: (product - last) / (best - last or 1.0) for id_, product in zip(ids, products, strict=False)
@@ -305,7 +308,7 @@ class Collection:
                 scores[id_] = scores.get(id_, least) + _WORDS_WEIGHT * share**3
             first = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
             results.append((first, np.array([scores[id_] for id_ in first], dtype=np.float32)))
-        return as_result(results)
+        return Ranking.join(results)
 
     def _with_words(self, words: str, k: int, where: str | None) -> list[tuple[str, float]]:
         """The rows that have some of the words, with their scores as shares of the best."""
@@ -421,8 +424,8 @@ class Collection:
         sample = self.table.take_offsets(indices).select(["id", "vector"]).to_arrow()
         names = sample["id"].to_pylist()
         vectors = matrix(sample["vector"], self.dimension)
-        wanted = self.search(vectors, _DEPTH + 1, exact=True).ids
-        approximate = self.search(vectors, _DEPTH + 1).ids
+        wanted = self.rank(vectors, _DEPTH + 1, exact=True).ids
+        approximate = self.rank(vectors, _DEPTH + 1).ids
         shares = []
         for query, right, ids in zip(names, wanted, approximate, strict=True):
             right = [name for name in right if name != query][:_DEPTH]

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conjoin.retrieval.vectors import Ranking, as_ranking, check_vectors
+from conjoin.retrieval.results import Ranking, by_score
+from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import DamagedError, check_checksums, publish_folder, temporary_path, write_checksums
 
 logger = logging.getLogger(__name__)
@@ -78,11 +79,11 @@ class FaissIndex(NamedTuple):
             shutil.rmtree(folder, ignore_errors=True)
             publish_folder(aside, folder)
 
-    def search(self, queries: np.ndarray, k: int) -> list[Ranking]:
+    def rank(self, queries: np.ndarray, k: int) -> Ranking:
         """The nearest rows."""
         labels, scores = search_faiss(self.index, queries, k, self.settings["probes"])
         found = [(row[row >= 0], values[row >= 0]) for row, values in zip(labels, scores, strict=True)]
-        return [as_ranking(self.ids.take(pa.array(row)).to_pylist(), values) for row, values in found]
+        return Ranking.join(by_score(self.ids.take(pa.array(row)).to_pylist(), values) for row, values in found)
 
 
 def import_faiss() -> Any:  # noqa: ANN401 - faiss has no types

@@ -16,14 +16,15 @@ from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.vectors import SearchResult, as_ranking, as_result, check_search
+from conjoin.retrieval.results import Ranking, Searchable, by_score
+from conjoin.retrieval.vectors import check_search
 
 _METADATA, _SCHEMA = "conjoin", "conjoin_schema"
 _ROWS_AT_ONCE = 1000
 _LONGEST = 65_535
 
 
-class MilvusCollection:
+class MilvusCollection(Searchable):
     """A collection in Milvus; see `Collection` for what its methods do.
 
     The name of the collection is an alias of the copy that was made last, so readers see whole states.
@@ -64,21 +65,21 @@ class MilvusCollection:
         """As of `Collection`."""
         return recorded_identity(self._metadata)
 
-    def search(
+    def rank(
         self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
-    ) -> SearchResult:
-        """As `Collection.search`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
+    ) -> Ranking:
+        """As `Collection.rank`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
 
         Raises:
-            ValueError: As `Collection.search`; or `text`, whose words Milvus does not index here.
+            ValueError: As `Collection.rank`; or `text`, whose words Milvus does not index here.
             ConnectionError: The server does not answer.
         """
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
             raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
         found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
-        return as_result(
-            [as_ranking([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found]
+        return Ranking.join(
+            by_score([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found
         )
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from conjoin.data.row_images import check_image_path, folders_beside, is_inside,
 from conjoin.processing.item_images import concatenate_images, load_image
 
 if TYPE_CHECKING:
-    from conjoin.retrieval.search import Searchable
+    from conjoin.retrieval.results import Searchable
 
 _QUALITY = 85
 _BATCHES = 50

@@ -12,13 +12,11 @@ from conjoin.devices import choose_device
 from conjoin.hub.load import loading
 from conjoin.processing.item_inputs import Item, parse_item
 from conjoin.progress import progress
-from conjoin.retrieval.vectors import SearchResult
+from conjoin.retrieval.results import Hit, Hits, Ranking
 from conjoin.storage import settings_digest, weights_digest
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
-
-    from conjoin.retrieval.search import Searchable
 
 
 class Reranker:
@@ -106,14 +104,14 @@ def load_reranker(
 
 
 def rerank(
-    result: SearchResult,
+    result: Ranking,
     queries: Sequence[Any],
     item_of: Callable[[str], Any],
     reranker: Reranker,
     top: int,
     instructions: Sequence[str | None] | None = None,
     show_progress: bool = False,
-) -> SearchResult:
+) -> Ranking:
     """Sort the first candidates of each query by the scores of a reranker; the others follow in their order.
 
     The scores of the first are the reranker's. Those of the others keep their differences and are moved below them.
@@ -147,20 +145,17 @@ def rerank(
         others[:count] = scores[best]
         all_scores[row, : len(ids)] = others
         all_ids.append([ids[index] for index in best] + ids[count:])
-    return SearchResult(all_ids, all_scores)
+    return Ranking(all_ids, all_scores)
 
 
-def rerank_rows(
-    collection: "Searchable", result: SearchResult, queries: Sequence[Any], reranker: Reranker, top: int
-) -> SearchResult:
-    """Sort the first results of a search as `rerank` does, with the texts and images that the collection records.
+def rerank_hits(hits: Hits, queries: Sequence[Any], reranker: Reranker, top: int) -> Hits:
+    """Sort the first hits of a search as `rerank` does, with the texts and images that the collection records.
 
     Raises:
         ValueError: The collection knows neither the text nor the image of a result; and as `rerank`.
         FileNotFoundError: An image is no longer where it was.
     """
-    names = list(dict.fromkeys(id_ for ids in result.ids for id_ in ids))
-    rows = dict(zip(names, collection.rows(names), strict=True))
+    rows = {hit.id: hit.row for found in hits for hit in found}
 
     def item_of(id_: str) -> dict[str, Any]:
         item: dict[str, Any] = {part: rows[id_][part] for part in ("image", "text") if part in rows[id_]}
@@ -170,12 +165,10 @@ def rerank_rows(
             raise ValueError(f"the collection records no order of the images of {id_!r}, so it cannot be reranked")
         return item
 
-    return rerank(result, queries, item_of, reranker, top)
-
-
-def first_results(result: SearchResult, k: int) -> SearchResult:
-    """Return the first `k` results of each query."""
-    return SearchResult([ids[:k] for ids in result.ids], result.scores[:, :k])
+    ranking = Ranking.join(([hit.id for hit in found], np.array([hit.score for hit in found])) for found in hits)
+    again = rerank(ranking, queries, item_of, reranker, top).queries()
+    return Hits([Hit(id_, score, rows[id_]) for id_, score in zip(ids, scores.tolist(), strict=True)]
+                for ids, scores in again)  # fmt: skip
 
 
 def _input(item: Item) -> Any:  # noqa: ANN401 - as sentence-transformers takes it

@@ -16,14 +16,11 @@ from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection
-from conjoin.retrieval.vectors import Ranking, SearchResult, as_result, exact_search, named, truncate
+from conjoin.retrieval.results import Hits, Ranking, Searchable
+from conjoin.retrieval.vectors import exact_search, truncate
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
-
-
-Searchable = Collection | MilvusCollection
-"""What can be searched."""
 
 
 def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
@@ -48,6 +45,34 @@ def search_items(
     items: Sequence[Any],
     k: int = 10,
     *,
+    offset: int = 0,
+    pictures: bool = False,
+    **how: Any,  # noqa: ANN401
+) -> Hits:
+    """Encode items as queries, and find the rows of a collection that are most similar to each.
+
+    Args:
+        collection: What to search.
+        encoder: Must hold the model that made the vectors of the collection.
+        items: The queries: strings, images, `{"text", "image"}` or chat messages.
+        k: Results per query.
+        offset: Results that are left out before them.
+        pictures: Also give the thumbnail of each row, as `"picture"`, where the collection keeps them.
+        how: As for `rank_items`: `where`, `text`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`; and
+            errors as there.
+
+    Returns:
+        For each query a list of `Hit` (`id`, `score`, `row`), best first.
+    """
+    return collection.hits(rank_items(collection, encoder, items, k + offset, **how), offset, pictures)
+
+
+def rank_items(
+    collection: Searchable,
+    encoder: ItemEncoder,
+    items: Sequence[Any],
+    k: int = 10,
+    *,
     where: str | None = None,
     text: str | Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
@@ -55,8 +80,8 @@ def search_items(
     prompt: str | None = None,
     prompt_name: str | None = None,
     min_score: float | None = None,
-) -> SearchResult:
-    """Encode items as queries and search a collection for them.
+) -> Ranking:
+    """Encode items as queries, and rank the rows of a collection for each.
 
     Args:
         collection: What to search.
@@ -64,7 +89,7 @@ def search_items(
         items: The queries: strings, images, `{"text", "image"}` or chat messages.
         k: Results per query.
         where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`.
-        text: Words to find as well; see `Collection.search`.
+        text: Words to find as well; see `Collection.rank`.
         weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
             Σ weight · vector of the part, L2-normalised, in place of the model's vector of both.
         group_by: A column: only the best row of each of its values is a result; see `search_groups`.
@@ -75,7 +100,7 @@ def search_items(
     Raises:
         ItemError: There are `weights`, and an item has no parts, or a part without a weight.
         ValueError: The collection was made with another model; there is no such column; and as `ItemEncoder.encode`
-            and `Collection.search`.
+            and `Collection.rank`.
     """
     check_model(collection, encoder)
     if min_score is not None and text is not None:
@@ -92,11 +117,11 @@ def search_items(
     if group_by is not None:
         result = search_groups(collection, vectors, k, group_by, where=where, text=text)
     else:
-        result = collection.search(vectors, k, where=where, text=text)
+        result = collection.rank(vectors, k, where=where, text=text)
     if min_score is None:
         return result
-    kept = zip(result.ids, result.scores, strict=True)
-    return as_result([(ids[: int((scores >= min_score).sum())], scores[scores >= min_score]) for ids, scores in kept])
+    return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
+                        for ids, scores in result.queries())  # fmt: skip
 
 
 def search_groups(
@@ -107,7 +132,7 @@ def search_groups(
     *,
     where: str | None = None,
     text: str | Sequence[str] | None = None,
-) -> SearchResult:
+) -> Ranking:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
 
     A row without a value is a group by itself. While there are fewer than k groups, the rows of those that are found
@@ -115,26 +140,26 @@ def search_groups(
 
     Args:
         collection: What to search.
-        vectors: As for `Collection.search`.
+        vectors: As for `Collection.rank`.
         k: Groups per query.
         column: Its name; of texts, numbers, dates or true and false.
-        where: As for `Collection.search`.
-        text: As for `Collection.search`.
+        where: As for `Collection.rank`.
+        text: As for `Collection.rank`.
 
     Raises:
         ValueError: There is no such column, or it holds lists or mappings; the collection is in Milvus; and as
-            `Collection.search`.
+            `Collection.rank`.
     """
     check_column(collection, column)
     if not isinstance(collection, Collection):
         raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
     depth = 4 * k
-    first = collection.search(vectors, depth, where=where, text=text)
-    rankings: list[Ranking] = []
-    for number, (ids, scores) in enumerate(zip(first.ids, first.scores.tolist(), strict=True)):
+    first = collection.rank(vectors, depth, where=where, text=text)
+    rankings: list[tuple[list[str], np.ndarray]] = []
+    for number, (ids, scores) in enumerate(first.queries()):
         best: dict[Any, tuple[str, float]] = {}
         while True:
-            for id_, score, row in zip(ids, scores, collection.rows(ids), strict=False):  # scores are padded
+            for id_, score, row in zip(ids, scores.tolist(), collection.rows(ids), strict=True):
                 if not isinstance(value := row.get(column, ("row", id_)), str | int | float | date | tuple):
                     raise ValueError(f"cannot group by {column!r}, which holds values such as {value!r:.60}")
                 best.setdefault(value, (id_, score))
@@ -142,12 +167,11 @@ def search_groups(
                 break
             own = text if isinstance(text, str) or text is None else text[number]
             others = _without(column, best, where)
-            again = collection.search(vectors[number : number + 1], depth, where=others, text=own)
-            ids, scores = again.ids[0], again.scores[0].tolist()
+            ((ids, scores),) = collection.rank(vectors[number : number + 1], depth, where=others, text=own).queries()
         found = [*best.values()][:k]
         falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
         rankings.append(([id_ for id_, _ in found], falling))
-    return as_result(rankings)
+    return Ranking.join(rankings)
 
 
 def _without(column: str, groups: Container[Any], where: str | None) -> str:
@@ -226,7 +250,7 @@ def search_exactly(
     *,
     ids: Container[str] | None = None,
     device: str | torch.device = "cpu",
-) -> SearchResult:
+) -> Ranking:
     """Rank a collection for queries with the exact ranker, in one pass over its vectors; pass all queries together.
 
     Args:
@@ -253,7 +277,7 @@ def search_exactly(
             yield vectors
 
     positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
-    return named(pa.chunked_array(names, pa.string()), positions, scores)
+    return Ranking.at(pa.chunked_array(names, pa.string()), positions, scores)
 
 
 def check_model(collection: Searchable, encoder: ItemEncoder) -> None:

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
@@ -24,42 +22,6 @@ _LARGE, _MANY_QUERIES = 2**14, 200
 """Vectors and queries from which on FAISS takes less time than torch."""
 _SPARE = 8
 _NUMBERS_AT_ONCE = 2**17  # of the exact products, likewise in the cache
-
-
-class SearchResult(NamedTuple):
-    """The best matches of every query, best first.
-
-    Attributes:
-        ids: One list per query, at most k long.
-        scores: `(Q, K)` float32 inner products, K the length of the longest list; `-inf` where a list is shorter.
-    """
-
-    ids: list[list[str]]
-    scores: np.ndarray
-
-
-Ranking = tuple[list[str], np.ndarray]
-"""The ids and the scores of the results of one query, best first."""
-
-
-def as_ranking(ids: Sequence[str], scores: np.ndarray) -> Ranking:
-    """Rank ids by falling scores `(N,)`; equal ones in the order of the ids."""
-    pairs = sorted(zip((-scores).tolist(), ids, strict=True))
-    return [id_ for _, id_ in pairs], np.array([-score for score, _ in pairs], dtype=np.float32)
-
-
-def as_result(rankings: list[Ranking]) -> SearchResult:
-    """Join the rankings of several queries to a result."""
-    scores = np.full((len(rankings), max((len(ids) for ids, _ in rankings), default=0)), -np.inf, dtype=np.float32)
-    for row, (ids, values) in zip(scores, rankings, strict=True):
-        row[: len(ids)] = values
-    return SearchResult([ids for ids, _ in rankings], scores)
-
-
-def named(ids: pa.Array | pa.ChunkedArray, positions: np.ndarray, scores: np.ndarray) -> SearchResult:
-    """A result of `exact_search` with the ids at its positions."""
-    names, count = ids.take(pa.array(positions.reshape(-1))).to_pylist(), positions.shape[1]
-    return SearchResult([names[row * count : (row + 1) * count] for row in range(len(positions))], scores)
 
 
 def check_vectors(vectors: np.ndarray, dimension: int | None, ids: Sequence[str] | None = None) -> np.ndarray:

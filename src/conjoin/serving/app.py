@@ -16,7 +16,8 @@ from conjoin.serving.limits import Limits, check_count, check_pixels, check_wher
 from conjoin.serving.snippet import python_code
 
 if TYPE_CHECKING:
-    from conjoin.serving.searcher import Found, Searcher
+    from conjoin.retrieval import Hit
+from conjoin.serving.searcher import Searcher
 
 FILTERS = 4
 """Columns with few values that get a list to choose from."""
@@ -53,11 +54,12 @@ class Asked(NamedTuple):
 
 
 class Query(NamedTuple):
-    """The last query of a session, and what each collection found."""
+    """The last query of a session, and what each collection found, after `offset` results that came before."""
 
     text: str | None
     images: list[Any]
-    found: "list[list[Found]]"
+    found: "list[list[Hit]]"
+    offset: int
 
 
 class SearchPage:
@@ -140,11 +142,9 @@ class SearchPage:
         if len(found) > 1:
             lines[0] += f" · {len(set.intersection(*({hit.id for hit in hits} for hits in found)))} found by both"
         pages = [self._html(index, lines[index], hits, offset, asked.min_score) for index, hits in enumerate(found)]
-        return pages, "\n".join(codes), Query(text, [picture.source for picture in pictures], found)
+        return pages, "\n".join(codes), Query(text, [picture.source for picture in pictures], found, offset)
 
-    def _html(
-        self, index: int, line: str, hits: "Sequence[Found]", offset: int, min_score: float | None = None
-    ) -> str:
+    def _html(self, index: int, line: str, hits: "Sequence[Hit]", offset: int, min_score: float | None = None) -> str:
         """The results of a collection as HTML, below a line on them."""
         from conjoin.retrieval.pictures import picture_folders
 
@@ -153,16 +153,17 @@ class SearchPage:
         number, folders = self.number and self.number[0], picture_folders(searcher.source)
         nothing = NOTHING if min_score is None else f"Nothing similar was found: no score reaches {min_score:g}."
         nothing = "There are no further results." if offset else nothing
-        return results_html(title, line, hits, folders, self.title_column, number, nothing)
+        return results_html(title, line, hits, folders, self.title_column, number, nothing, offset)
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
         from conjoin.serving.search_page import row_title
         from conjoin.serving.why import explain_result
 
-        hit = next((hit for hit in query.found[side] if hit.rank == rank), None) if query else None
-        if query is None or hit is None:
+        place = rank - 1 - query.offset if query and type(rank) is int else -1
+        if query is None or not 0 <= place < len(query.found[side]):
             return message("Search first, then choose a result.")
+        hit = query.found[side][place]
         try:
             shared = explain_result(self.searchers[side], query.text, query.images, hit.row)
         except ValueError as error:

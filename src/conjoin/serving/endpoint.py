@@ -21,13 +21,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 import conjoin
 from conjoin.processing.item_images import is_url
-from conjoin.retrieval import Collection
+from conjoin.retrieval import Collection, Hit
 from conjoin.serving.batching import BusyError
 from conjoin.serving.html import render
 from conjoin.serving.http import LOCAL, Gate
 from conjoin.serving.limits import ItemError, Limits, TooLargeError, check_length, check_where, read_items
 from conjoin.serving.openai import add_openai
-from conjoin.serving.searcher import Found, Searcher
+from conjoin.serving.searcher import Searcher
 
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 _Header = Annotated[str | None, Depends(APIKeyHeader(name="X-API-Key", auto_error=False))]
@@ -139,7 +139,7 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         return {"model": searcher.model_name, "fingerprint": searcher.encoder.fingerprint, "embeddings": vectors}
 
     @app.post("/search", dependencies=checks)
-    def search(request: SearchRequest) -> dict[Literal["results"], list[list[Found]]]:
+    def search(request: SearchRequest) -> dict[Literal["results"], list[list[Hit]]]:
         """Search the collection for each of the items, best first; `row` is what the collection keeps of the row."""
         items, prompt = read(request)
         where = None if request.where is None else check_where(request.where, limits)
@@ -204,7 +204,7 @@ def _add_state(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
     instrumentator.expose(app, include_in_schema=False, dependencies=list(checks))
 
 
-def _public(hit: Found) -> dict[str, Any]:
+def _public(hit: Hit) -> dict[str, Any]:
     """A row with the address of its picture in place of paths of this machine."""
     row = {**hit.row}
     image = row.pop("image", None)

@@ -9,7 +9,7 @@ from conjoin.serving.search_page import row_picture, row_title
 from conjoin.templates import template
 
 if TYPE_CHECKING:
-    from conjoin.serving.searcher import Found
+    from conjoin.retrieval import Hit
 
 _SIDE = 224
 _SHOWN = 4
@@ -40,11 +40,12 @@ def message(text: str, kind: str = "note") -> str:
 def results_html(
     title: str,
     line: str,
-    results: "Sequence[Found]",
+    results: "Sequence[Hit]",
     folders: tuple[str, ...] = (),
     title_column: str | None = None,
     number_column: str | None = None,
     nothing: str = NOTHING,
+    offset: int = 0,
 ) -> str:
     """Results as cards: as buttons, best first, or rows without a score.
 
@@ -56,9 +57,10 @@ def results_html(
         title_column: The column that names a row; its text, or else its id, if None.
         number_column: A column of numbers, such as prices, that stands below the title.
         nothing: What to say without results.
+        offset: Results that came before these.
     """
     cards = []
-    for hit in results:
+    for rank, hit in enumerate(results, offset + 1):
         name = row_title(hit.row, hit.id, title_column)
         picture, note = row_picture(hit.row, folders, _SIDE)  # pixels, never the file itself
         further = [
@@ -72,7 +74,7 @@ def results_html(
             number = f"{number_column} {number:{',.2f' if isinstance(number, float) else ','}}"
         score = None if math.isnan(hit.score) else hit.score
         cards.append(
-            {"rank": hit.rank, "score": score, "name": name, "picture": picture, "number": number, "facts": facts}
+            {"rank": rank, "score": score, "name": name, "picture": picture, "number": number, "facts": facts}
         )
     return render("results", title=title, line=line, cards=cards, nothing=nothing)
 

@@ -8,13 +8,14 @@ from conjoin.data.row_images import OutsideError
 from conjoin.evaluation.report import write_page
 from conjoin.evaluation.results import Shown, picture
 from conjoin.retrieval.pictures import has_picture, read_picture
+from conjoin.retrieval.results import Hit
 
 _SIDE = 256
 
 
 def write_search_page(
     query: Any,  # noqa: ANN401 - any item
-    results: Sequence[Mapping[str, Any]],
+    hits: Sequence[Hit],
     target: str | Path,
     where: str | None = None,
     folders: tuple[str, ...] = (),
@@ -26,7 +27,7 @@ def write_search_page(
 
     Args:
         query: The item.
-        results: Best first: `"rank"`, `"score"`, `"id"` and `"row"`, as `Collection.rows` gives it.
+        hits: Its results, best first.
         target: The file to write; missing folders are created.
         where: The condition of the search.
         folders: Where files may be that the rows name as their pictures; see `conjoin.retrieval.pictures`.
@@ -36,17 +37,15 @@ def write_search_page(
     Raises:
         ValueError: The query cannot be read.
     """
-    shown_results = []
-    for result in results:
-        image, note = row_picture(result["row"], folders)
-        name = row_title(result["row"], result["id"], title)
-        facts = {"id": result["id"], **result["row"]}
+    results = []
+    for hit in hits:
+        image, note = row_picture(hit.row, folders)
+        name = row_title(hit.row, hit.id, title)
+        facts = {"id": hit.id, **hit.row}
         facts = {key: value for key, value in facts.items() if key != "picture" and str(value) != name}
-        shown_results.append({**result, "title": name, "row": facts, "image": image, "note": note})
+        results.append({"score": hit.score, "title": name, "row": facts, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
-    return write_page(
-        "serving/search.html.j2", Path(target), query=shown, results=shown_results, where=where, notes=notes
-    )
+    return write_page("serving/search.html.j2", Path(target), query=shown, results=results, where=where, notes=notes)
 
 
 def row_title(row: Mapping[str, Any], id_: str, column: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,23 @@ import numpy as np
 from PIL import Image
 from pydantic_core import to_jsonable_python
 
-from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
+from conjoin.retrieval import (
+    Collection,
+    Hit,
+    ItemEncoder,
+    Searchable,
+    check_model,
+    load_encoder,
+    open_collection,
+    search_items,
+)
 from conjoin.retrieval.collection_table import index_names, published_at
 from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
-from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, search_items, weighted_parts
+from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, weighted_parts
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
 from conjoin.serving.limits import ItemError, Limits
-
-
-@dataclass(frozen=True)
-class Found:
-    """A result, with what the collection keeps of the row; the score of a row without a query is not a number."""
-
-    rank: int
-    score: float
-    id: str
-    row: dict[str, Any]
 
 
 class Searcher:
@@ -170,9 +169,8 @@ class Searcher:
         *,
         offset: int = 0,
         prompt: str | None = None,
-        pictures: bool = False,
         **how: Any,  # noqa: ANN401
-    ) -> list[list[Found]]:
+    ) -> list[list[Hit]]:
         """Search for items as `search_items` does; one list of results for each, best first.
 
         Args:
@@ -180,7 +178,6 @@ class Searcher:
             k: Results of each.
             offset: Results that are left out before them.
             prompt: Of the queries, in place of the server's or the model's own.
-            pictures: Also give the thumbnails of the rows, as `"picture"`, where the collection keeps them.
             how: As for `search_items`; see `words` for `text`.
 
         Raises:
@@ -191,18 +188,12 @@ class Searcher:
         collection, batcher = self._check_range(k, offset), self.batcher
         how |= {"prompt": self.query_prompt if prompt is None else prompt}
         try:
-            found = search_items(collection, batcher, items, offset + k, **how)  # type: ignore[arg-type]
+            hits = search_items(collection, batcher, items, k, offset=offset, **how)  # type: ignore[arg-type]
         except ItemError as error:
             if how.get("weights") is None:
                 raise
             raise ItemError(weighted_parts(items, how["weights"])[error.item][0], error.problem) from error
-        results = []
-        for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
-            rows = zip(ids[offset:], scores[offset:], collection.rows(ids[offset:], pictures), strict=False)
-            results.append(
-                [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(rows, offset + 1)]
-            )
-        return results
+        return [[replace(hit, row=_plain_row(hit.row)) for hit in each] for each in hits]
 
     def words(
         self,
@@ -238,7 +229,7 @@ class Searcher:
             raise ValueError(f"offset + k must be at most {self.limits.depth:,}, got {offset} + {k}")
         return self.collection
 
-    def browse(self, k: int, where: str | None = None, group_by: str | None = None, offset: int = 0) -> list[Found]:
+    def browse(self, k: int, where: str | None = None, group_by: str | None = None, offset: int = 0) -> list[Hit]:
         """The first rows that a condition holds for, with thumbnails and without scores.
 
         Args:
@@ -264,8 +255,8 @@ class Searcher:
             if len(first) >= offset + k:
                 break
         chosen = [*first.values()][offset : offset + k]
-        shown = zip(chosen, collection.rows(chosen, pictures=True), strict=True)
-        return [Found(rank, math.nan, id_, _plain_row(row)) for rank, (id_, row) in enumerate(shown, offset + 1)]
+        rows = zip(chosen, collection.rows(chosen, pictures=True), strict=True)
+        return [Hit(id_, math.nan, _plain_row(row)) for id_, row in rows]
 
 
 def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ def python_code(searcher: "Searcher", text: str | None, images: Sequence[str], a
 collection = open_collection({searcher.source!r})
 encoder = load_encoder({encoder.name!r}{options})
 query = {query}
-found = search_items(collection, encoder, [query]{given})
-for id_, score in zip(found.ids[0], found.scores[0]):
-    print(f"{{score:.4f}}  {{id_}}")
+for hit in search_items(collection, encoder, [query]{given})[0]:
+    print(f"{{hit.score:.4f}}  {{hit.id}}")
 """

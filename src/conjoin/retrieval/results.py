@@ -1,0 +1,145 @@
+"""What can be searched, and what a search gives: a ranking of ids, and the hits made of it, with their rows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from conjoin.retrieval.encoder import ModelIdentity
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row that was found.
+
+    Attributes:
+        id: Its id.
+        score: What it is ranked by, higher is better; not a number where nothing was searched for.
+        row: Its text, the path of its image (several: a list) and its kept columns, as far as it has them.
+    """
+
+    id: str
+    score: float
+    row: dict[str, Any]
+
+
+class Hits(list[list[Hit]]):
+    """The hits of each query, best first."""
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """Their ids."""
+        return [[hit.id for hit in hits] for hits in self]
+
+
+class Ranking(NamedTuple):
+    """The ids of the best rows of each query, best first.
+
+    Attributes:
+        ids: One list per query, at most k long.
+        scores: `(Q, K)` float32, K the length of the longest list; `-inf` where a list is shorter.
+    """
+
+    ids: list[list[str]]
+    scores: np.ndarray
+
+    @classmethod
+    def join(cls, queries: Iterable[tuple[list[str], np.ndarray]]) -> "Ranking":
+        """Join the ids and the scores of several queries."""
+        pairs = list(queries)
+        scores = np.full((len(pairs), max((len(ids) for ids, _ in pairs), default=0)), -np.inf, dtype=np.float32)
+        for row, (ids, values) in zip(scores, pairs, strict=True):
+            row[: len(ids)] = values
+        return cls([ids for ids, _ in pairs], scores)
+
+    @classmethod
+    def at(cls, ids: pa.Array | pa.ChunkedArray, positions: np.ndarray, scores: np.ndarray) -> "Ranking":
+        """The ids at the positions `(Q, K)` that `exact_search` gave, with its scores."""
+        names, count = ids.take(pa.array(positions.reshape(-1))).to_pylist(), positions.shape[1]
+        return cls([names[row * count : (row + 1) * count] for row in range(len(positions))], scores)
+
+    def queries(self, start: int = 0) -> list[tuple[list[str], np.ndarray]]:
+        """The ids and the scores of each query, without those before `start`."""
+        return [(ids[start:], row[start : len(ids)]) for ids, row in zip(self.ids, self.scores, strict=True)]
+
+
+def by_score(ids: Sequence[str], scores: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Sort ids by falling scores `(N,)`; equal ones by the ids."""
+    pairs = sorted(zip((-scores).tolist(), ids, strict=True))
+    return [id_ for _, id_ in pairs], np.array([-score for score, _ in pairs], dtype=np.float32)
+
+
+class Searchable(ABC):
+    """A collection, wherever its rows are.
+
+    Attributes:
+        uri: Its address, as given.
+        schema: Names and types of the columns that a condition may name.
+        dimension: Length of the vectors.
+    """
+
+    uri: str
+    schema: pa.Schema
+    dimension: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @property
+    @abstractmethod
+    def model(self) -> ModelIdentity:
+        """The model that made the vectors, and its input type if there are items with several images."""
+
+    @abstractmethod
+    def rank(
+        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
+    ) -> Ranking:
+        """Rank the rows that are most similar to each query.
+
+        Args:
+            vectors: Of the queries `(Q, D)`, L2-normalised.
+            k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
+            where: Search only the rows that this condition holds for.
+            text: Words to find as well, for all queries or one text for each.
+
+        Raises:
+            ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that
+                cannot be evaluated.
+        """
+
+    @abstractmethod
+    def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
+        """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
+
+        Args:
+            ids: Of the rows.
+            pictures: Also give the JPEG file of each row's thumbnail as `"picture"`, where the collection keeps them.
+
+        Raises:
+            ValueError: An id is not in the collection.
+        """
+
+    def search(self, vectors: np.ndarray, k: int = 10, *, pictures: bool = False, **how: Any) -> Hits:  # noqa: ANN401
+        """Find the rows that are most similar to each query: `rank`, and their rows.
+
+        Args:
+            vectors: As for `rank`.
+            k: As for `rank`.
+            pictures: As for `rows`.
+            how: Further arguments of `rank`.
+        """
+        return self.hits(self.rank(vectors, k, **how), pictures=pictures)
+
+    def hits(self, ranking: Ranking, offset: int = 0, pictures: bool = False) -> Hits:
+        """Read the rows of a ranking, all together, without the first `offset` of each query."""
+        queries = ranking.queries(offset)
+        names = list(dict.fromkeys(id_ for ids, _ in queries for id_ in ids))
+        rows = dict(zip(names, self.rows(names, pictures), strict=True))
+        for row in rows.values():
+            del row["id"]
+        return Hits([Hit(id_, score, rows[id_]) for id_, score in zip(ids, scores.tolist(), strict=True)]
+                    for ids, scores in queries)  # fmt: skip
