@@ -5,7 +5,6 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_pairs
-from conjoin.data.columns import read_number
 from conjoin.processing.urls import ALLOW_URLS
 
 
@@ -131,33 +130,9 @@ def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming, ca
             list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], **options))
     found = list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], on_error="skip", **options))
     assert [row["problem"] for row in found] == [None, None] and found[1]["metadata"] == {"price": None}
-    assert "price is '1e999'; expected a number, such as 9.5; it is no value" in caplog.text
+    assert "price is '1e999'; expected a number, such as 9.5 or US$ 1,299.00; it is no value" in caplog.text
     (tmp_path / "odd.jsonl").write_text('{"id": "a", "text": "red", "x:number": "as it is", "flag": true}\n')
     (row,) = load_pairs(tmp_path / "odd.jsonl", keep=["x:number"], **options)
     assert row["metadata"] == {"x:number": "as it is"}
     with pytest.raises(ValueError, match="flag is True; expected a number"):
         list(load_pairs(tmp_path / "odd.jsonl", keep=["flag:number"], **options))
-
-
-@pytest.mark.parametrize(
-    ("mark", "text", "number"),
-    [
-        (".", "$1,299.00", 1299),
-        (".", "1'299.5 CHF", 1299.5),
-        (".", "1.299", 1.299),
-        (".", "12,99", None),
-        (",", "1.299,00 €", 1299),
-        (",", "1.299", 1299),
-        (",", "€ -0,99", -0.99),
-        (",", "1\u202f299 EUR", 1299),
-        (",", "12.99", None),
-        (",", "1.29.999,00", None),
-        (",", "auf Anfrage", None),
-    ],
-)
-def test_numbers_with_groups_of_thousands_and_currencies(mark, text, number):
-    if number is not None:
-        assert read_number(text, "row 1", "price", mark) == number
-        return
-    with pytest.raises(ValueError, match=f"row 1: price is '{text}'; expected a number, such as 9{mark}5"):
-        read_number(text, "row 1", "price", mark)

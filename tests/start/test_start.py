@@ -52,9 +52,9 @@ def shop(tmp_path, monkeypatch):
 def test_a_german_table(shop):
     found = find_products(shop(GERMAN))
     assert (found.image, found.texts, found.id, found.group) == ("Bild", ["Titel"], "Artikelnr", "Modell")
-    assert found.keep == ["Modell", "Preis:decimal-comma", "Kategorie", "Nr"]
+    assert found.keep == ["Modell", "Preis:number", "Kategorie", "Nr"]
     lines = "\n".join(found.lines)
-    assert "Preis: 899 to 1,299, read as Preis:decimal-comma, blank in 1 rows" in lines
+    assert "Preis: 899 to 1,299, read as Preis:number, blank in 1 rows" in lines
     assert "Kategorie: Deko, Licht, Sitzen" in lines and "Nr: 007, 008, 009" in lines
     assert "not kept    Beschreibung ('Eine Lampe.')" in lines
     assert (
@@ -62,8 +62,8 @@ def test_a_german_table(shop):
     )
     found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
     assert "Preis ('auf Anfrage')" in found.lines[-2] and found.keep == ["Modell", "Kategorie", "Nr"]
-    found = find_products("katalog.csv", keep=["Preis:decimal-comma", "Beschreibung"])
-    assert found.keep == ["Modell", "Preis:decimal-comma", "Beschreibung"]
+    found = find_products("katalog.csv", keep=["Preis:number", "Beschreibung"])
+    assert found.keep == ["Modell", "Preis:number", "Beschreibung"]
     assert "not kept    Kategorie ('Licht'), Nr ('007')" in "\n".join(found.lines)
     found = find_products(shop({**GERMAN, "text": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
     assert found.texts == ["Titel"] and not {"text", "picture"} & {*found.keep}, "names of the collection's own"

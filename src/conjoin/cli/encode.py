@@ -33,7 +33,7 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
         encoding: Of a CSV file, such as cp1250 (default: UTF-8, else Windows-1252).
         only: Read this part of every row; the data need not have the other (default: image and text as one item).
         keep: Further columns of DATA to keep, for filters and results (the text and the image's path always are);
-            price:number reads the texts of a CSV file as numbers, price:decimal-comma such as 1.299,00 €.
+            price:number reads the texts of a CSV file as numbers or prices, such as 9.5 or 1.299,00 €.
         keep_pictures: Also keep a JPEG thumbnail of each picture, at most N pixels wide and high (256 if not given).
         dtype: Type of the stored numbers.
         on_error: What to do with a row that cannot be used: stop, or skip it and list it in skipped.jsonl in --out.

@@ -26,8 +26,8 @@ class Options(ImageOptions):
         port: Of the app; 0 for a free one.
         columns: Columns that are not guessed right, such as image=photo text=name,brand id=sku group=product; the
             texts of several columns are joined, and id= stands for row numbers.
-        keep: Columns for filters and results, in place of those that are guessed; price:number and
-            price:decimal-comma as for `conjoin encode`.
+        keep: Columns for filters and results, in place of those that are guessed; price:number as for
+            `conjoin encode`.
         encoding: Of a CSV file, such as cp1250 (default: UTF-8, else Windows-1252).
 
     Example:

@@ -1,33 +1,17 @@
-"""Columns of a table: which of them are the parts of a row, and what their cells are as ids, numbers or images."""
+"""Columns of a table: which of them are the parts of a row, and what they hold."""
 
 import difflib
 import itertools
 import json
 import logging
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conjoin.data.row_checks import as_name
 from conjoin.data.row_images import EMBEDDED
-from conjoin.processing.item_error import ItemError
-
-_MONEY = r"(?:[A-Z]{3}|[$€£¥₹₽₺₩₫₪₴฿])?"
-_AMOUNTS = {
-    mark: re.compile(
-        rf"{_MONEY}\s*([+-]?)([0-9]{{1,3}}(?:[{other}'’\s][0-9]{{3}})+|[0-9]+)(?:[{mark}]([0-9]+))?\s*{_MONEY}"
-    )
-    for mark, other in ((".", ","), (",", "."))
-}
-"""Numbers by their decimal mark, perhaps with groups of thousands and a currency."""
-_NO_VALUES = ("", "n/a", "na", "-", "–", "—", "null", "none", "nan", "#n/a")
-"""Texts that say that there is no number, in any case."""
 
 logger = logging.getLogger(__name__)
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
@@ -47,8 +31,8 @@ ROLES = ("image", "text", "id", "group")
 ColumnNames: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
 """The columns that a caller names, by their roles: `{"image": "photo", "text": ["name", "brand"], "id": "sku"}`, or as
 words, `["image=photo", "text=name,brand", "id=sku"]`."""
-NUMBERS = {":number": ".", ":decimal-comma": ","}
-"""Behind the name of a column of metadata, reads its values as numbers with this decimal mark."""
+NUMBER = ":number"
+"""Behind the name of a column of metadata, reads its values as numbers."""
 SURE_IDS = ("id", "__key__")
 """A column of these names is the id whichever others of `COMMON_COLUMNS` there are; of the rest there may be one."""
 
@@ -193,11 +177,11 @@ def _guess(role: str, matches: Sequence[str], is_read: bool) -> str | None:
     return next(iter(matches), None)
 
 
-def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns to keep beside the pairs, and the decimal mark of the numbers of each; "" to keep it as is.
+def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the columns to keep beside the pairs, and of each whether its values are read as numbers.
 
     Args:
-        names: The columns; `price:number` reads those of `price` as numbers, `price:decimal-comma` as `1.299,00`.
+        names: The columns; `price:number` reads those of `price` as numbers.
         available: All columns.
         features: What the columns hold, as far as it is known.
 
@@ -206,41 +190,12 @@ def choose_metadata(names: Sequence[str], available: Sequence[str], features: Ma
     """
     chosen = {}
     for name in names:
-        kind = "" if name in available else next((each for each in NUMBERS if name.endswith(each)), "")
-        column = name.removesuffix(kind)
+        column = name if name in available else name.removesuffix(NUMBER)
         require_columns([column], available)
         if isinstance(features.get(column), datasets.Image | datasets.Audio | datasets.Video):
             raise ValueError(f"the column {column!r} holds {features[column]}; only plain values can be kept")
-        chosen[column] = NUMBERS.get(kind, "")
+        chosen[column] = column != name
     return chosen
-
-
-def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | None:
-    """Return a value of a column of metadata as a number; None if it is absent, blank or says so (`N/A`, `-`).
-
-    Args:
-        value: A number, or a text such as `9.5`, `1e3`, `1,299.00` or `$ 29`.
-        name: The row.
-        column: Its column.
-        mark: The decimal mark of texts; with `","` they are such as `1.299,00 €`.
-
-    Raises:
-        ItemError: It is no finite number.
-    """
-    if value is None or (isinstance(value, str) and value.strip().lower() in _NO_VALUES):
-        return None
-    number, plain = math.nan, value
-    if isinstance(value, str):  # without groups of thousands and currency, with a decimal point
-        if amount := _AMOUNTS[mark].fullmatch(value.strip()):
-            sign, whole, fraction = amount.groups()
-            plain = f"{sign}{re.sub('[^0-9]', '', whole)}.{fraction or 0}"
-        elif mark == ",":
-            plain = math.nan
-    with suppress(TypeError, ValueError):
-        number = math.nan if isinstance(value, bool) else float(plain)
-    if not math.isfinite(number):
-        raise ItemError(name, f"{column} is {value!r:.80}; expected a number, such as 9{mark}5")
-    return number
 
 
 def values_of(cells: pa.Array) -> list[Any]:
@@ -267,18 +222,6 @@ def texts_of(cells: pa.Array) -> list[Any]:
 
 def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def as_names(cells: pa.Array, column: str) -> list[str | None]:
-    """Return the ids or groups of a column, each as `as_name`.
-
-    Raises:
-        ValueError: They are no texts or numbers.
-    """
-    try:
-        return [*map(as_name, values_of(cells))]
-    except ValueError as error:
-        raise ValueError(f"the column {column!r} holds {error}") from error
 
 
 def undecoded(dataset: Source) -> Source:

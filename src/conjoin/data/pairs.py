@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conjoin.data.cells import as_ids, clean_texts, decimal_mark, read_number
 from conjoin.data.columns import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     IMAGE,
     ColumnNames,
     PairColumns,
-    as_names,
     cast_images,
     choose_columns,
     choose_metadata,
@@ -26,7 +26,6 @@ from conjoin.data.columns import (
     holds_images,
     image_paths,
     is_list,
-    read_number,
     texts_of,
     undecoded as undecoded,
     values_of,
@@ -103,8 +102,8 @@ def load_pairs(
             `problem` (null for the others): encoding and training skip it, and list it. Of rows of one id, the first
             is kept. A kept value that should be a number and is none becomes null, with a warning.
         keep: Further columns of the source; their values are in the column `metadata`, under their own names. Those of
-            a CSV file are texts; `"price:number"` reads the column `price` as numbers such as `1,299.00 USD`,
-            `"price:decimal-comma"` as such as `1.299,00 €`. `N/A`, `-`, `null` and blanks are no value.
+            a CSV file are texts; `"price:number"` reads the column `price` as numbers and prices, such as `9.5`,
+            `US$ 1,299.00`, `1.299,00 €` or `₹1,29,900`. `N/A`, `-`, `null` and blanks are no value.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
@@ -126,10 +125,12 @@ def load_pairs(
     chosen = choose_columns(list(first), columns, dataset.features, only)
     metadata = choose_metadata(keep, list(first), dataset.features)
     pictures = dataset.features[chosen.picture] if chosen.picture else None
+    numbers = [name for name, is_number in metadata.items() if is_number]
+    marks = {name: decimal_mark(row[name] for row in dataset.select_columns(name)) for name in numbers}
     has_bytes = holds_images(pictures)
     has_lists = element_of(pictures) is not None or isinstance(listed_images(first.get(chosen.picture)), list)
     images = RowImages(folder, image_folders(source, folder))
-    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, source)
+    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, marks, source)
     dataset = dataset.select_columns(reader.names)
     if has_bytes:
         dataset = cast_images(dataset, str(chosen.picture))
@@ -173,6 +174,7 @@ class PairReader:
         has_lists: Whether a row has a list of images.
         skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
         metadata: Further columns, as `choose_metadata` gives them.
+        marks: The decimal marks of those that are read as numbers.
         source: Of the rows; those of a CSV file are named by their lines.
         warned: The columns of metadata that hold what is no number.
     """
@@ -182,7 +184,8 @@ class PairReader:
     has_bytes: bool
     has_lists: bool
     skip: bool
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, bool]
+    marks: Mapping[str, str | None]
     source: PairSource
     warned: set[str] = field(default_factory=set)
 
@@ -210,7 +213,7 @@ class PairReader:
         problems: dict[int, ItemError] = {}
         ids = [str(number) for number in numbers]
         if columns.id:
-            for row, name in enumerate(as_names(cells[columns.id], columns.id)):
+            for row, name in enumerate(as_ids(values_of(cells[columns.id]), columns.id)):
                 ids[row] = name or f"row {numbers[row]}"
                 if name is None:
                     problems[numbers[row]] = ItemError(ids[row], "the id is missing")
@@ -226,13 +229,13 @@ class PairReader:
         rows: dict[str, pa.Array] = {"row": pa.array(numbers, pa.int64()), "id": pa.array(ids, pa.string())}
         rows["key"] = pa.array(map(hash, ids), pa.int64())
         if self.metadata:
-            kept = [self._kept(name, mark, cells[name], attempt) for name, mark in self.metadata.items()]
+            kept = [self._kept(name, cells[name], attempt) for name in self.metadata]
             rows["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata])
         if columns.label and columns.text:  # classes are read by their names
             classes = cells[columns.text]
             cells[columns.text] = pa.array(columns.label.names).take(pc.if_else(pc.less(classes, 0), None, classes))
         if columns.group:
-            rows["group"] = pa.array(as_names(cells[columns.group], columns.group), pa.string())
+            rows["group"] = pa.array(as_ids(values_of(cells[columns.group]), columns.group), pa.string())
         owners = pa.array(range(len(ids)))
         texts = None
         if columns.text:
@@ -301,14 +304,16 @@ class PairReader:
         self.has_lists |= has_lists
         return rows, [*map(len, lists)] if has_lists else []
 
-    def _kept(self, name: str, mark: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
+    def _kept(self, name: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
         """Return the values of a kept column."""
-        if not mark:
+        if not self.metadata[name]:
+            if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
+                return clean_texts(cells).cast(cells.type)
             return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
         numbers: list[float | None] = []
         for row, value in enumerate(values_of(cells)):
             try:
-                numbers.append(read_number(value, "", name, mark))
+                numbers.append(read_number(value, "", name, self.marks[name]))
             except ItemError as error:
                 numbers.append(None)
                 if not self.skip:
@@ -442,7 +447,7 @@ class PairReader:
         """Return the columns of the result of the given names."""
         special: dict[str, Any] = {"image": datasets.List(IMAGE) if self.has_lists else IMAGE}
         special["metadata"] = {
-            name: datasets.Value("float64") if mark else known[name] for name, mark in self.metadata.items()
+            name: datasets.Value("float64") if is_number else known[name] for name, is_number in self.metadata.items()
         }
         wanted = set(names)
         return datasets.Features({name: special.get(name, _TEXT) for name in PAIR_COLUMNS if name in wanted})

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset
 
+from conjoin.data.cells import as_id
 from conjoin.data.columns import require_columns
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
@@ -14,7 +15,7 @@ from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
-from conjoin.data.row_checks import as_name, check_ids, row_name
+from conjoin.data.row_checks import check_ids, row_name
 from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
@@ -165,7 +166,7 @@ class QueryTable(QueryDataset):
 
     def _read(self, row: Mapping[str, Any], index: int) -> QueryRow:
         cells = {role: row.get(column) for role, column in self.others.items()}
-        row_id = as_name(cells.get("id", index))
+        row_id = as_id(cells.get("id", index))
         if row_id is None:
             raise ItemError(f"row {index}", "the id is missing")
         name = row_name(index, row_id)
@@ -180,7 +181,7 @@ class QueryTable(QueryDataset):
         for role in ("positive", "negative"):
             if f"{role}_id" in cells:
                 cell = cells[f"{role}_id"]
-                ids = [as_name(each) for each in (cell if isinstance(cell, list) else [cell])]
+                ids = [as_id(each) for each in (cell if isinstance(cell, list) else [cell])]
                 if len(ids) != len(items[role]) or None in ids:
                     problem = f"{len(items[role])} items, but {self.others[f'{role}_id']!r} is {cell!r:.80}"
                     raise ItemError(f"{name}, {role}", f"{problem}; expected one id for each")

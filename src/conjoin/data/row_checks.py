@@ -28,24 +28,6 @@ def row_name(index: int | str, row_id: str) -> str:
     return f"row {index} (id {row_id!r})"
 
 
-def as_name(value: Any) -> str | None:
-    """Return an id as a text: the number 1001.0 as `1001`, bytes decoded; None for NaN and blanks.
-
-    Raises:
-        ValueError: It is no text and no number, or a float that cannot hold all digits; or bytes are not UTF-8.
-    """
-    if value is None or value != value:
-        return None
-    if isinstance(value, list | dict):
-        raise ValueError(f"{value!r:.80}; expected texts or numbers")
-    if isinstance(value, float) and value.is_integer():
-        if abs(value) >= 2**53:
-            raise ValueError(f"{value}, a 64-bit float that lost digits; write texts")
-        value = int(value)
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return text if text.strip() else None
-
-
 def counted(errors: Sequence[ItemError], count: int) -> ItemError:
     """Return the first of the errors of some rows; it says how many of all rows have one."""
     first = errors[0]

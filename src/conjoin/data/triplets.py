@@ -5,9 +5,10 @@ from typing import Any
 
 import datasets
 
+from conjoin.data.cells import as_id
 from conjoin.data.columns import require_columns
 from conjoin.data.query_rows import open_rows
-from conjoin.data.row_checks import as_name, check_ids, row_name
+from conjoin.data.row_checks import check_ids, row_name
 from conjoin.data.row_images import RowImages, folders_beside
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
@@ -46,7 +47,7 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     images = RowImages(folder, folders_beside(folder))
     triplets = []
     for index, row in enumerate(rows):
-        row_id, kind = as_name(row.get("id")) or str(index), row.get("kind")
+        row_id, kind = as_id(row.get("id")) or str(index), row.get("kind")
         where = row_name(index, row_id)
         triplet: dict[str, Any] = {"id": row_id, "kind": None if kind is None else check_text(kind, f"{where}, kind")}
         for role in TRIPLET_ROLES:

@@ -9,15 +9,15 @@ from typing import Any, Literal, NamedTuple
 import datasets
 
 from conjoin.data import COMMON_COLUMNS, load_pairs
+from conjoin.data.cells import decimal_mark, read_number
 from conjoin.data.columns import (
-    NUMBERS,
+    NUMBER,
     ColumnNames,
     element_of,
     holds_images,
     is_text,
     matching,
     named_columns,
-    read_number,
     undecoded,
 )
 from conjoin.data.pair_sources import open_source
@@ -212,7 +212,8 @@ class _Columns:
         lines = {}
         for name in sorted(self.free, key=lambda name: _PRICE.search(name) is None):
             feature: Any = self.dataset.features[name]
-            kind, values, odd = _as_numbers(self.texts.get(name, ()))
+            values, odd = _as_numbers(self.texts.get(name, ()))
+            kind = NUMBER if values else ""
             if isinstance(feature, datasets.Value) and re.match("u?int|float", feature.dtype):
                 values = [value for value in self.first[name][:] if value is not None and value == value]
             if len({*values}) > 1:
@@ -240,7 +241,7 @@ class _Columns:
     def example(self, name: str) -> str:
         """A value of a column of texts, one that is no number if there is any."""
         values = self.texts.get(name, ())
-        return next((value for value in values if not _as_numbers([value])[1]), next(iter(values), ""))
+        return next((value for value in values if not _as_numbers([value])[0]), next(iter(values), ""))
 
 
 def _is_picture(value: str) -> bool:
@@ -252,25 +253,22 @@ def _is_picture(value: str) -> bool:
     )
 
 
-def _as_numbers(values: Sequence[str]) -> tuple[str, list[float], list[str]]:
-    """How `--keep` reads texts as numbers, these, and the texts that are none.
+def _as_numbers(values: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return the numbers among texts, and the texts that are none; no numbers if these are more than one in five.
 
-    There are no numbers if more than one in five texts is none, or one is a code such as 007. Of several ways it is
-    the one with the fewest such texts, then the fewest numbers with three decimals: 1.299 is more often 1299.
+    Nor if a text is a code such as 007.
     """
-    ways: list[tuple[tuple[int, int], str, list[float], list[str]]] = []
-    for kind, mark in NUMBERS.items() if not any(map(_CODE.fullmatch, values)) else ():
-        numbers, odd = [], []
-        for value in values:
-            try:
-                numbers.append(read_number(value, "", "", mark))
-            except ItemError:
-                odd.append(value)
-        found = [number for number in numbers if number is not None]
-        thousandths = sum(re.search(rf"[{mark}]\d{{3}}\D*$", value) is not None for value in values)
-        if found and len(odd) <= (1 - _MOST) * len(values):
-            ways.append(((len(odd), thousandths), kind, found, odd))
-    return min(ways, key=lambda way: way[0])[1:] if ways else ("", [], [])
+    if any(map(_CODE.fullmatch, values)):
+        return [], []
+    mark = decimal_mark(values)
+    numbers, odd = [], []
+    for value in values:
+        try:
+            numbers.append(read_number(value, "", "", mark))
+        except ItemError:
+            odd.append(value)
+    known = [number for number in numbers if number is not None]
+    return (known, odd) if len(odd) <= (1 - _MOST) * len(values) else ([], [])
 
 
 def _share(values: Sequence[str], test: Callable[[str], bool]) -> float:

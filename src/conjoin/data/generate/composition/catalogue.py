@@ -8,16 +8,16 @@ from typing import Any
 import datasets
 import pandas as pd
 
+from conjoin.data.cells import as_id
 from conjoin.data.columns import COMMON_COLUMNS, ColumnNames, matching, named_columns
 from conjoin.data.merit import product_id
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
-from conjoin.data.row_checks import as_name
 
 logger = logging.getLogger(__name__)
 
-NO_VALUES = ("", "none", "skip")
-"""Cells that mean that the product does not have the attribute (App. A.2.2)."""
+SKIP = "skip"
+"""A cell that means that the product does not have the attribute, as one without a value does (App. A.2.2)."""
 _FACTS = {"class": ("class", "category"), "country": ("country",), "language": ("language", "lang")}
 _DEFAULTS = {"class": "", "country": "", "language": "en"}
 
@@ -113,5 +113,5 @@ def _word(attribute: str, value: Any) -> str | None:
     """Return the value of an attribute; None if the product does not have it."""
     if isinstance(value, list | dict | bytes):
         raise ValueError(f"the attribute {attribute!r} holds lists; expected a text or number for each product")
-    word = (as_name(value) or "").strip().lower()
-    return None if word in NO_VALUES else word
+    word = (as_id(value) or "").strip().lower()
+    return None if word in ("", SKIP) else word

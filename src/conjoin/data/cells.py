@@ -1,0 +1,198 @@
+"""Cells of tables: which are no value, and what the others are as ids, numbers and texts; and what a row has."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from html.parser import HTMLParser
+from itertools import islice
+from typing import Any, Literal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from price_parser import Price
+
+from conjoin.processing.item_error import ItemError
+
+NO_VALUES = ("", "n/a", "na", "#n/a", "<na>", "-", "--", "–", "—", "null", "none", "nan", "nat")
+"""Texts that say that there is no value, in any case."""
+_DASHES = dict.fromkeys(map(ord, "−–—‒－﹣"), "-") | dict.fromkeys(map(ord, "'’"), "")
+"""Signs as a minus, and the Swiss marks of thousands, which go."""
+_AFTER_WHOLE = (".", ".-", ",-", ":-", "/-")
+"""Behind an amount without hundredths: `12.-`, `12,–`, `12/-`."""
+_LONGEST_PRICE, _LOOKED_AT = 40, 1000
+_WORDS = "a abbr b big cite code del em font i ins mark q s small span strong sub sup u"
+_BLOCKS = (
+    "article blockquote br center dd div dl dt figure footer h1 h2 h3 h4 h5 h6 header hr iframe img li ol p pre "
+    "script section style table tbody td tfoot th thead tr ul video"
+)
+_TAGS = dict.fromkeys(_WORDS.split(), "") | dict.fromkeys(_BLOCKS.split(), " ")
+"""What stands in a text for each tag of HTML; others, such as `<image>`, are no tags."""
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell has no value: None, NaN, blanks, a word of `NO_VALUES`, or an empty list."""
+    if isinstance(value, str):
+        return value.strip().lower() in NO_VALUES
+    if isinstance(value, bytes | list | tuple | dict):
+        return not value
+    return pd.isna(value) is True
+
+
+def row_kind(row: Mapping[str, Any]) -> Literal["image", "text", "both"] | None:
+    """Return which parts a row has: `"image"`, `"text"` or `"both"`; None if it has neither."""
+    image, text = (not is_missing(row.get(part)) for part in ("image", "text"))
+    return "both" if image and text else "image" if image else "text" if text else None
+
+
+def as_id(value: Any) -> str | None:
+    """Return an id as a text without outer spaces: the number 1001.0 as `1001`, bytes decoded; None for no value.
+
+    Raises:
+        ValueError: It is no text and no number, or a float that cannot hold all digits; or bytes are not UTF-8.
+    """
+    if is_missing(value):
+        return None
+    if isinstance(value, list | tuple | dict):
+        raise ValueError(f"{value!r:.80}; expected texts or numbers")
+    if isinstance(value, float) and value.is_integer():
+        if abs(value) >= 2**53:
+            raise ValueError(f"{value}, a 64-bit float that lost digits; write texts")
+        value = int(value)
+    text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
+    return None if is_missing(text) else text
+
+
+def as_ids(values: Iterable[Any], column: str) -> list[str | None]:
+    """Return the ids or groups of a column, each as `as_id`.
+
+    Raises:
+        ValueError: They are no texts or numbers.
+    """
+    try:
+        return [*map(as_id, values)]
+    except ValueError as error:
+        raise ValueError(f"the column {column!r} holds {error}") from error
+
+
+def read_number(value: Any, name: str, column: str, mark: str | None = None) -> float | None:
+    """Return a cell as a number; None for no value.
+
+    Args:
+        value: A number, or a text such as `9.5`, `1e3`, `US$ 1,299.00`, `1.299,00 €`, `Rs. 1,29,900` or `−5`.
+        name: The row.
+        column: Its column.
+        mark: The decimal mark of the column, for texts such as `1.299`, which do not tell; see `decimal_mark`. By
+            default they have groups of thousands.
+
+    Raises:
+        ItemError: It is no finite number.
+    """
+    if is_missing(value):
+        return None
+    number = math.nan
+    if isinstance(value, str) and (amount := _amount(value)):
+        sign, digits = amount
+        number = _as_float(sign, digits, _mark_of(digits) or mark or (".", ",")["." in digits])
+    if not math.isfinite(number):
+        with suppress(TypeError, ValueError):
+            number = math.nan if isinstance(value, bool) else float(value)
+    if not math.isfinite(number):
+        raise ItemError(name, f"{column} is {value!r:.80}; expected a number, such as 9.5 or US$ 1,299.00")
+    return number
+
+
+def decimal_mark(values: Iterable[Any]) -> str | None:
+    """Return the decimal mark, `"."` or `","`, that most of a column's first cells have; None if none tells."""
+    marks: Counter[str] = Counter()
+    for value in islice(values, _LOOKED_AT):
+        if isinstance(value, str) and (amount := _amount(value)):
+            mark = _mark_of(amount[1])
+            marks.update([mark] if mark and math.isfinite(_as_float(*amount, mark)) else [])
+    return marks.most_common(1)[0][0] if marks else None
+
+
+def _amount(text: str) -> tuple[str, str] | None:
+    """Return the sign and the digits, with their marks, of a number or price; None if anything else is in the text."""
+    plain = " ".join(text.translate(_DASHES).split())
+    places = [place for place, letter in enumerate(plain) if letter.isdecimal()]
+    if not places or len(plain) > _LONGEST_PRICE:
+        return None
+    start = places[0]
+    start -= start > 0 and plain[start - 1] in ".," and not plain[: start - 1].strip().isalpha()  # .75, but not Rs.75
+    before, digits, after = plain[:start], plain[start : places[-1] + 1], plain[places[-1] + 1 :]
+    is_amount = all(letter.isdecimal() or letter in "., " for letter in digits)
+    if is_amount and _no_currency(before) in ("", "-", "+") and _no_currency(after) in ("", *_AFTER_WHOLE):
+        return _no_currency(before), digits
+    return None
+
+
+@lru_cache(4096)
+def _no_currency(text: str) -> str:
+    """Return what stands before or behind an amount without its currencies."""
+    while currency := Price.fromstring(text).currency:
+        before, _, after = text.partition(currency)
+        text = f"{before.strip()} {after.removeprefix('.').strip()}"
+    return text.strip()
+
+
+def _mark_of(digits: str) -> str | None:
+    """Return the decimal mark of an amount; None if it has none, or one mark that may be of thousands: `1.299`."""
+    marks = [sign for sign in digits if sign in ".,"]
+    if not marks:
+        return None
+    whole, _, fraction = digits.rpartition(marks[-1])
+    if len({*marks}) == 1 and len(fraction) == 3 and len(whole) <= 3 and whole.lstrip("0") == whole != "":
+        return None
+    return marks[-1] if marks.count(marks[-1]) == 1 else {".": ",", ",": "."}[marks[-1]]
+
+
+def _as_float(sign: str, digits: str, mark: str) -> float:
+    """Return an amount with this decimal mark; NaN if what is before it are no groups of thousands."""
+    whole, _, fraction = digits.partition(mark)
+    first, *groups = "".join(each if each.isdecimal() else " " for each in whole).split(" ")
+    is_grouped = not groups or (len(groups[-1]) == 3 and 1 <= len(first) <= 3 and {*map(len, groups)} <= {2, 3})
+    if not is_grouped or not (fraction or "0").isdecimal():
+        return math.nan
+    return float(f"{sign}{first or 0}{''.join(groups)}.{fraction or 0}")
+
+
+def clean_text(text: str) -> str:
+    """Return a text without outer spaces, tags of HTML and its entities: `A &amp; B<br>` is `A & B`."""
+    if "<" not in text and "&" not in text:
+        return text.strip()
+    parser = _PlainText()
+    parser.feed(text)
+    parser.close()
+    plain = "".join(parser.pieces)
+    return text.strip() if plain == text else " ".join(plain.split())
+
+
+class _PlainText(HTMLParser):
+    """Collects what a browser would show."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.pieces: list[str] = []
+        self.hidden = False
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.pieces.append(_TAGS.get(tag, self.get_starttag_text() or ""))
+        self.hidden = tag in self.CDATA_CONTENT_ELEMENTS
+
+    def handle_endtag(self, tag: str) -> None:
+        self.pieces.append(_TAGS.get(tag, f"</{tag}>"))
+        self.hidden = False
+
+    def handle_data(self, data: str) -> None:
+        self.pieces += [] if self.hidden else [data]
+
+
+def clean_texts(cells: pa.Array) -> pa.Array:
+    """Return a column of texts, each as `clean_text`; null for no value."""
+    texts = pc.utf8_trim_whitespace(cells.cast(pa.string()))
+    if pc.any(pc.match_substring_regex(texts, "[<&]")).as_py():
+        texts = pa.array([text and clean_text(text) for text in texts.to_pylist()], pa.string())
+    return pc.if_else(pc.is_in(pc.utf8_lower(texts), pa.array(NO_VALUES)), None, texts)
