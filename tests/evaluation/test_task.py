@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, Task, evaluate, evaluate_cells, make_report
 from conjoin.evaluation.benchmark import penalise_hubs
@@ -132,3 +133,16 @@ def test_ids_of_a_run_file_are_one_word(encoder, tmp_path):
     cell = Cell("words", rows("q", {"q 1": "a"}), CORPUS, {"q 1": ["c1"]}, run_depth=3)
     with pytest.raises(ValueError, match="words: an id must be one word in a run file, got the line 'q 1 Q0 c1"):
         evaluate_cells(encoder, [cell], tmp_path)
+
+
+def test_a_mixed_gallery_says_which_kinds_are_found(encoder, tmp_path):
+    red = {"image": Image.new("RGB", (4, 4), "red")}
+    corpus = Rows("mixed", [{"id": "1", "text": "a"}, {"id": "2", **red}, {"id": "3", "text": "b", **red}])
+    task = Task("letters", "Letters", "How many.", object, lambda options: [])
+    cells = [Cell("mixed", QUERIES, corpus, {"q1": ["1"], "q2": ["3"]}), Cell("texts", QUERIES, CORPUS, QRELS)]
+    tables = {each.title: each for each in make_report(task, evaluate_cells(encoder, cells, tmp_path)).tables}
+    table = tables["Kinds found"]
+    (row,) = table.rows
+    shown = {name: each.value for name, each in zip(table.columns[1:], row[1:], strict=True)}
+    assert row[0] == "mixed" and set(shown) == {"text, first", "text, right", "both, first", "both, right"}
+    assert (shown["text, right"], shown["both, right"]) == (0.5, 0.5) and shown["text, first"] >= 0.5

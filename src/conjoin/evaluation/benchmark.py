@@ -6,7 +6,7 @@ another readout of the model.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from conjoin.evaluation.results import (
     Score,
     Shown,
     Table,
+    TableRow,
     score_ranks,
     score_symmetric,
 )
@@ -427,7 +428,7 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
                 name = f"{each.cell.name}, {name}" if len(scores) > 1 else name
                 groups.append(Score(name, len(ids), 0, each.metrics(ids), labels))
         results.tables.append(score_table(f"By {kind}", groups, "kind"))
-    results.tables += task.tables(scores)
+    results.tables += [*kinds_tables(scores), *task.tables(scores)]
     if (table := baseline_table(scores)) is not None:
         results.tables.append(table)
     count = min(3, max(1, _EXAMPLES // len(scores)))
@@ -436,6 +437,31 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
         results.examples += each.examples(list(shown))
     results.examples_note = "Queries evenly spaced in the data, then queries whose first result is wrong."
     return results
+
+
+def kinds_tables(scores: Sequence[CellScores]) -> list[Table]:
+    """A table of the kinds (image, text or both) that queries find first in galleries of several; or no table."""
+    found: list[tuple[CellScores, list[str], list[str]]] = []
+    for each in scores:
+        corpus = each.cell.corpus
+        if corpus.lookup is None and not isinstance(corpus.rows, Sized):
+            continue  # a stream, which is not read for each result
+
+        def kind(id_: str, corpus: Rows = corpus) -> str:
+            parts = [part for part in PARTS if corpus.row(id_).get(part) is not None]
+            return parts[0] if len(parts) == 1 else "both"
+
+        right = [kind(id_) for ids in each.cell.qrels.values() for id_ in ids]
+        found.append((each, [kind(ids[0]) for ids in each.results.ids if ids], right))
+    mixed = [(each, first, right) for each, first, right in found if len({*first, *right}) > 1]
+    names = [name for name in (*PARTS, "both") if any(name in (*first, *right) for _, first, right in mixed)]
+    rows: list[TableRow] = [
+        [each.cell.name, *(Metric(seen.count(name) / len(seen)) for name in names for seen in (first, right))]
+        for each, first, right in mixed
+    ]
+    columns = ["", *(f"{name}, {seen}" for name in names for seen in ("first", "right"))]
+    note = "The share of each kind among the first results and among the right answers, in %."
+    return [Table("Kinds found", columns, rows, note, len(rows) > MOST_PRINTED)] if rows else []
 
 
 def baseline_table(scores: Sequence[CellScores]) -> Table | None:

@@ -89,12 +89,23 @@ def test_the_score_that_most_wrong_answers_lie_below(pairs, tmp_path):
         assert row[3].value == pytest.approx((right > threshold).mean())
 
 
-def test_queries_search_a_whole_gallery(pairs, tmp_path):
+def test_only_the_gallery_is_searched(pairs, tmp_path):
     held_out = pairs.select([4, 5, 6])  # images 2 and 3, with one and two captions
     results = run(tiny_encoder(), held_out, tmp_path / "out", gallery=pairs)
-    assert [(score.queries, score.candidates) for score in results.scores] == [(3, 5), (2, 8), (3, 12)]
+    assert [(score.queries, score.candidates) for score in results.scores] == [(3, 5), (2, 8), (3, 9)]
     ranks = naive_ranks(tiny_encoder(), tmp_path, "text")[[4, 5, 6]]
     assert results.metrics("text → image")["mrr@10"].value == pytest.approx((1 / ranks).mean())
+
+
+def test_a_query_does_not_find_its_own_text(pairs, tmp_path):
+    """The words of a customer stand nowhere in the catalogue: right are the rows with the picture."""
+    asked = pairs.select([4, 5]).map(lambda row: {"text": f"please {row['text']}"})
+    to_image, to_text, to_row = pairs_cells(PairsOptions(data=asked, gallery=pairs))
+    assert (to_image.qrels, to_row.qrels) == ({"4": ["4"], "5": ["5"]}, {"4": ["4"], "5": ["5", "6"]})
+    assert to_text.qrels == {"4": ["4"], "5": ["5", "6"]}
+    assert not any(row["text"].startswith("please") for row in to_row.corpus.rows)
+    with pytest.raises(ValueError, match=r"row '0' of the data: the gallery has neither its image nor text"):
+        pairs_cells(PairsOptions(data=pairs, gallery=asked))
 
 
 def test_texts_that_differ_in_case_or_spacing_are_one(pairs):

@@ -1,14 +1,14 @@
 """Image-text pairs: text → image and image → text, as on Flickr30k and COCO (PUMA Tables 4 and 10).
 
 Each text searches all images, and each image searches all texts; any of its partners is right. In text → image+text,
-each text searches the rows with both, as `conjoin start` does; all rows of the text are right. Wrong candidates that
-tie with the best right one count as better.
+each text searches the rows with both, as `conjoin start` does; all rows of the text are right. With a gallery, nothing
+else is searched. Wrong candidates that tie with the best right one count as better.
 """
 
 import unicodedata
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conjoin.evaluation.tasks import Cell, Rows, Task
 
@@ -32,7 +32,7 @@ class PairsOptions:
         data: The pairs, as for conjoin encode.
         split: Split of the data.
         columns: Columns that are not guessed right, such as image=photo text=name,brand id=sku.
-        gallery: Further candidates: the catalogue of which the data are the held-out part.
+        gallery: What is searched in place of the data: the catalogue, which has their images or their texts too.
         cells: Only these, of "text → image", "image → text" and "text → image+text".
     """
 
@@ -46,48 +46,64 @@ class PairsOptions:
 def pairs_cells(options: PairsOptions) -> list[Cell]:
     """Each text searches all images, each image all texts; and each text all rows, seen with image and text.
 
-    An image (its file, or its bytes) or a text (whatever its case, spacing and Unicode form) of several pairs is
-    one item, and each of its partners is right. So an image may have several captions. Rows are right for their text.
+    An image (its bytes) or a text (whatever its case, spacing and Unicode form) of several rows is one item, and each
+    of its partners is right. So an image may have several captions. Only the gallery is searched, if there is one: its
+    items with the image or the text of a query's row are right. Rows are right for their text; where the gallery has
+    the text nowhere, for their image.
 
     Raises:
-        ValueError: An unknown cell, or a source that cannot be read.
+        ValueError: An unknown cell, a source that cannot be read, or a row of the data whose image and text are not in
+            the gallery.
     """
-    import datasets
-
     from conjoin.data import load_pairs
-    from conjoin.data.columns import undecoded
-    from conjoin.storage.fingerprints import row_digest
 
     names = options.cells or list(CELLS)
     if not set(names) <= set(CELLS):
         raise ValueError(f"unknown cells {names}; expected some of {CELLS}")
-    pairs = load_pairs(options.data, split=options.split, columns=options.columns)
-    rows = pairs.select_columns(["id", "image", "text"])
+    pool = asked = _Pairs("", load_pairs(options.data, split=options.split, columns=options.columns))
     if options.gallery is not None:
-        gallery = load_pairs(options.gallery, columns=options.columns)
-        ids = [f"gallery/{id_}" for id_ in gallery["id"][:]]
-        named = gallery.select_columns(["image", "text"]).add_column("id", ids).select_columns(rows.column_names)
-        rows = datasets.concatenate_datasets([rows, named.cast(rows.features)])
-    keys: dict[str, list[Hashable]] = {
-        "image": [row_digest(row) for row in undecoded(rows.select_columns(["image"]))],
-        "text": [" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in rows["text"][:]],
-        "image+text": list(range(len(rows))),
-    }
-    ids, item_of, items = rows["id"][:], dict[str, list[str]](), dict[str, Rows]()
-    for part, of_part in keys.items():
-        first: dict[Hashable, str] = {}
-        item_of[part] = [first.setdefault(key, id_) for key, id_ in zip(of_part, ids, strict=True)]
-        chosen = [row for row, id_ in enumerate(ids) if item_of[part][row] == id_]
-        items[part] = Rows(part, rows.select(chosen).select_columns(["id", *part.split("+")]))
+        pool = _Pairs("gallery ", load_pairs(options.gallery, columns=options.columns))
+    places: dict[tuple[str, Hashable], list[int]] = {}
+    for part in ("image", "text"):
+        for number, key in enumerate(pool.keys[part]):
+            places.setdefault((part, key), []).append(number)
     cells = []
     for name in names:
         source, target = name.split(" → ")
-        qrels: dict[str, set[str]] = {query: set() for query in item_of[source][: len(pairs)]}
-        for query, partner in zip(item_of[source], item_of[target], strict=True):
-            if query in qrels:
-                qrels[query].add(partner)
-        cells.append(Cell(name, items[source], items[target], {id_: sorted(right) for id_, right in qrels.items()}))
+        qrels: dict[str, set[str]] = {}
+        for number, query in enumerate(asked.item_of[source]):
+            parts = ("image", "text") if source == "image" else ("text", "image")
+            own, other = (places.get((part, asked.keys[part][number]), []) for part in parts)
+            if not own and not other:
+                raise ValueError(f"row {asked.ids[number]!r} of the data: the gallery has neither its image nor text")
+            rows = own or other if target == "image+text" else [*own, *other]
+            qrels.setdefault(query, set()).update(pool.item_of[target][each] for each in rows)
+        right = {query: sorted(ids) for query, ids in qrels.items()}
+        cells.append(Cell(name, asked.items[source], pool.items[target], right))
     return cells
+
+
+class _Pairs:
+    """The distinct images, texts and rows of some pairs: `item_of` has the id of each row's, `items` their rows."""
+
+    def __init__(self, name: str, pairs: Any) -> None:  # noqa: ANN401 - as `load_pairs` returns them
+        from conjoin.data.columns import undecoded
+        from conjoin.storage.fingerprints import item_digest
+
+        rows = pairs.select_columns(["id", "image", "text"])
+        self.ids: list[str] = rows["id"][:]
+        self.keys: dict[str, list[Hashable]] = {
+            "image": [item_digest(row) for row in undecoded(rows.select_columns(["image"]))],
+            "text": [" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in rows["text"][:]],
+            "image+text": list(range(len(rows))),
+        }
+        self.item_of: dict[str, list[str]] = {}
+        self.items: dict[str, Rows] = {}
+        for part, keys in self.keys.items():
+            first: dict[Hashable, str] = {}
+            self.item_of[part] = [first.setdefault(key, id_) for key, id_ in zip(keys, self.ids, strict=True)]
+            chosen = [row for row, id_ in enumerate(self.ids) if self.item_of[part][row] == id_]
+            self.items[part] = Rows(f"{name}{part}", rows.select(chosen).select_columns(["id", *part.split("+")]))
 
 
 def wrong_scores(scores: "Sequence[CellScores]") -> "list[Table]":
