@@ -28,15 +28,14 @@ def test_the_one_column_of_ids_is_the_id(name, streaming):
 
 
 def test_a_column_id_is_the_id_whichever_others_there_are(caplog):
-    assert load_pairs(table(sku=["x", "y"], id=["u", "v"], product_id=["p", "p"]))["id"][:] == ["u", "v"]
-    assert "the column 'id' is read as id, not 'product_id', 'sku'; choose by columns, id=COLUMN" in caplog.text
+    assert load_pairs(table(sku=["x", "y"], id=["u", "u2"], product_id=["p", "q"]))["id"][:] == ["u", "u2"]
+    assert "the column 'id' is read as id, not 'sku', 'product_id'; choose by columns, id=COLUMN" in caplog.text
     assert load_pairs(table(sku=["x", "y"], __key__=["u", "v"]))["id"][:] == ["u", "v"]
 
 
-def test_of_several_other_columns_one_must_be_chosen():
-    rows = table(sku=["x", "y"], asin=["u", "v"])
-    with pytest.raises(ValueError, match="the columns 'sku', 'asin' may all be the id; choose one by columns"):
-        load_pairs(rows)
+def test_of_several_other_columns_the_first_whose_values_differ_is_the_id():
+    rows = table(product_id=["p", "p"], sku=["x", "y"], asin=["u", "v"])
+    assert load_pairs(rows)["id"][:] == ["x", "y"]
     assert load_pairs(rows, columns={"id": "asin"})["id"][:] == ["u", "v"]
     assert load_pairs(rows, columns={"id": ""})["id"][:] == ["0", "1"]
 

@@ -185,7 +185,7 @@ def test_the_first_row_of_a_stream_says_whether_there_are_several_pictures(image
 
 
 def test_the_first_row_of_an_id_is_kept(image_folder):
-    (image_folder / "a.csv").write_text("sku,image,text\nA,red.png,a\n\nB,green.png,b\nA,blue.png,c\nA,red.png,d\n")
+    (image_folder / "a.csv").write_text("id,image,text\nA,red.png,a\n\nB,green.png,b\nA,blue.png,c\nA,red.png,d\n")
     with pytest.raises(
         ValueError, match="row 2: the id 'A' occurs twice, in lines 2 and 5; choose a column of unique"
     ):

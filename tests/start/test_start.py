@@ -51,7 +51,7 @@ def shop(tmp_path, monkeypatch):
 
 def test_a_german_table(shop):
     found = find_products(shop(GERMAN))
-    assert (found.image, found.texts, found.id, found.group) == ("Bild", ["Titel"], "Artikelnr", "Modell")
+    assert found.columns[:4] == ("Bild", ("Titel",), "Artikelnr", "Modell")
     assert found.keep == ["Modell", "Preis:number", "Kategorie", "Nr"]
     lines = "\n".join(found.lines)
     assert "Preis: 899 to 1,299, read as Preis:number, blank in 1 rows" in lines
@@ -65,13 +65,13 @@ def test_a_german_table(shop):
     found = find_products("katalog.csv", keep=["Preis:number", "Beschreibung"])
     assert found.keep == ["Modell", "Preis:number", "Beschreibung"]
     assert "not kept    Kategorie ('Licht'), Nr ('007')" in "\n".join(found.lines)
-    found = find_products(shop({**GERMAN, "text": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
-    assert found.texts == ["Titel"] and not {"text", "picture"} & {*found.keep}, "names of the collection's own"
+    found = find_products(shop({**GERMAN, "vector": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
+    assert not {"vector", "picture"} & {*found.keep}, "names of the collection's own"
 
 
 def test_several_columns_are_one_text_and_may_be_filters_too(shop):
     found = find_products(shop(GERMAN), columns={"text": ["Titel", "Kategorie"]})
-    assert found.texts == ["Titel", "Kategorie"] and "Kategorie" in found.keep
+    assert found.columns.text == ("Titel", "Kategorie") and "Kategorie" in found.keep
     encode = start_commands("katalog.csv", found, "out", "sample")[0]
     assert "text=Titel,Kategorie" in encode[encode.index("--columns") :]
 
@@ -92,10 +92,10 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
         "v": ["12.50", "1,299.00", "3"],
     }
     found = find_products(shop(columns, separator=","))
-    assert (found.image, found.texts, found.id, found.group) == ("z", ["y"], "u", None)
+    assert found.columns[:4] == ("z", ("y",), "u", None)
     assert found.keep == ["x:number", "v:number"] and "v: 3 to 1,299, read as v:number" in "\n".join(found.lines)
     found = find_products("katalog.csv", columns={"text": "u", "id": ""})
-    assert (found.texts, found.id) == (["u"], "") and "y ('an oak chair')" in found.lines[-2]
+    assert found.columns[1:3] == (("u",), None) and "y ('an oak chair')" in found.lines[-2]
 
 
 def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_path):
@@ -103,23 +103,23 @@ def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_pat
         '{"name": "a", "cost": 1.5, "tags": ["x"]}\n{"name": "b", "cost": 3, "tags": []}\n'
     )
     found = find_products("a.jsonl")
-    assert (found.texts, found.keep) == (["name"], ["cost"]) and "not kept    tags" in found.lines[-2]
-    pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "n": [3, 9]})
+    assert (found.columns.text, found.keep) == (("name",), ["cost"]) and "not kept    tags" in found.lines[-2]
+    pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "nr": [3, 9]})
     pictures.cast_column("pic", datasets.Image()).to_parquet(tmp_path / "a.parquet")
     found = find_products("a.parquet")
-    assert (found.image, found.only, found.id, found.keep) == ("pic", "image", "n", [])
+    assert (found.columns[:4], found.only, found.keep) == (("pic", (), "nr", None), "image", [])
 
 
 def test_a_folder_of_pictures(shop, own_export):
     (folder,) = {path.parent for path in Path.cwd().rglob("*.png")}
     found = find_products(str(folder))
-    assert (found.image, found.id, found.only, found.keep) == ("file_name", "id", "image", [])
+    assert (found.columns[:3], found.only, found.keep) == (("file_name", (), "id"), "image", [])
     assert main(["start", str(folder), "--model", str(own_export[0]), "--no-app"]) == 0
     assert Collection("runs/bilder-folder").ids == ["0.png", "1.png", "2.png"]
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"a lamp, number {number}")
     found = find_products(str(folder))
-    assert (found.image, found.texts, found.only) == ("file_name", ["text"], None)
+    assert (found.columns[:2], found.only) == (("file_name", ("text",)), None)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_only_what_there_is_is_encoded(shop, monkeypatch):
     monkeypatch.setenv(ALLOW_URLS, "public")
     assert start_commands("katalog.csv", titles, "out", "m")[0] == [*encode, "--root", "/a b", "--allow-urls"]
     pictures = find_products(shop({"photo": ["bilder/0.png", "bilder/1.png"]}))
-    assert (pictures.only, pictures.texts) == ("image", [])
+    assert (pictures.only, pictures.columns.text) == ("image", ())
 
 
 def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_export, capsys, monkeypatch):
@@ -199,7 +199,7 @@ def test_the_encoding_of_a_table_is_found_out_or_told(shop, own_export, monkeypa
     monkeypatch.setenv(ENCODING, "")
     text = "image;title\nbilder/0.png;Łódź lamp\nbilder/1.png;Gdańsk lamp\n"
     Path("a.csv").write_bytes("image;title\nbilder/0.png;Grüne Lampe\n".encode("cp1252"))
-    assert find_products("a.csv").texts == ["title"] and "read as Windows-1252" in caplog.text
+    assert find_products("a.csv").columns.text == ("title",) and "read as Windows-1252" in caplog.text
     Path("b.csv").write_bytes(text.encode("cp1250"))
     assert main(["start", "b.csv", "--encoding", "cp1250", "--model", str(own_export[0]), "--no-app"]) == 0
     assert "--encoding cp1250" in capsys.readouterr().out
@@ -224,7 +224,8 @@ def test_the_default_model(tmp_path, monkeypatch):
 
 def test_what_is_no_id_is_said(shop):
     found = find_products(shop({"title": ["a lamp", "a chair", "a vase"], "price": ["1", "2", "3"], "sku": [*"aab"]}))
-    assert found.id == "" and "  ids         row numbers, as sku has 2 values in 3 rows" in found.lines
+    row_numbers = "  ids         row numbers: no column has a value of its own in each row"
+    assert found.columns.id is None and row_numbers in found.lines
 
 
 def test_a_few_repeated_ids_and_prices_that_are_none(shop):
@@ -234,7 +235,7 @@ def test_a_few_repeated_ids_and_prices_that_are_none(shop):
         "price": ["$1,299.00", "N/A", "$3", "-", "n/a", "5", "6", "7", "8", "9", "on request", "11"],
     }
     found = find_products(shop(columns, separator=","))
-    assert (found.id, found.keep) == ("sku", ["price:number"])
+    assert (found.columns.id, found.keep) == ("sku", ["price:number"])
     lines = "\n".join(found.lines)
     assert "1, such as row 11: the id 'A3' occurs twice, in lines 5 and 13; the first is kept" in lines
     assert "price: 3 to 1,299, read as price:number, blank in 3 rows, 1 are no numbers, such as 'on request'" in lines

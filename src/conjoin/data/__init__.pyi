@@ -6,6 +6,7 @@ from conjoin.data.collators import (
     RetrievalCollator as RetrievalCollator,
     name_rows as name_rows,
 )
+from conjoin.data.columns import TableColumns as TableColumns, guess_columns as guess_columns
 from conjoin.data.emoji.sample import (
     EMOJI_LANGUAGES as EMOJI_LANGUAGES,
     EMOJI_SPLITS as EMOJI_SPLITS,
@@ -59,7 +60,6 @@ from conjoin.data.mmeb import MmebTraining as MmebTraining
 from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
 from conjoin.data.pairs import (
-    COMMON_COLUMNS as COMMON_COLUMNS,
     PAIR_FEATURES as PAIR_FEATURES,
     load_pairs as load_pairs,
     load_training_pairs as load_training_pairs,

@@ -1,40 +1,63 @@
 """Columns of a table: which of them are the parts of a row, and what they hold."""
 
 import difflib
+import html
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
+from PIL import Image
 
-from conjoin.data.row_images import EMBEDDED
+from conjoin.data.cells import is_missing
+from conjoin.data.row_images import EMBEDDED, listed_images
+from conjoin.processing.item_images import is_url
+from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
 
 IMAGE = datasets.Image(decode=False)
+_ANY = (datasets.Value("null"), datasets.Json())
 _BYTES = [datasets.Value(kind) for kind in ("binary", "large_binary", "binary_view")]
 
-COMMON_COLUMNS = {
-    "image": ("image", "img", "jpg", "jpeg", "png", "webp", "image_path", "img_path", "file_name", "filename",
-              "file_path", "filepath", "path", "image_url", "img_url", "url", "images", "image_paths", "file_names"),
-    "text": ("text", "caption", "captions", "title", "txt", "description", "alt_text", "sentence", "texts",
-             "sentences"),
-    "id": ("id", "__key__", "key", "uid", "uuid", "item_id", "product_id", "sku", "asin", "image_id", "photo_id"),
-}  # fmt: skip
-"""Default column names, in order of preference; case is ignored."""
+COLUMN_NAMES = {
+    "image": """image img jpg jpeg png webp picture photo bild foto image_src image_link main_image main_image_link
+        image_path img_path file_name filename file_path filepath image_url img_url picture_url photo_url bild_url
+        bildlink bildpfad produktbild hauptbild imagen immagine images image_paths file_names pictures photos bilder
+        variant_image thumbnail path url link""",
+    "text": """text caption captions txt title name product_name product_title item_name titel bezeichnung produktname
+        artikelname artikelbezeichnung titre nom nombre titulo titolo nome alt_text sentence texts sentences
+        description short_description product_description beschreibung kurzbeschreibung body_html""",
+    "id": """id __key__ key uid uuid item_id variant_sku sku asin variant_id product_id image_id photo_id artikelnummer
+        artikelnr artikel_nr artikel_id art_nr artnr article_number item_number product_number product_code mpn ean
+        gtin barcode nr number handle""",
+    "group": """group group_id item_group_id product_group parent_id parent_sku parent handle product_id product
+        style_id produkt_id produkt modell model""",
+}
+"""Names of columns by role, in order of preference. Case is ignored, and `_` stands for what is no letter or digit."""
+_NAMES = {role: names.split() for role, names in COLUMN_NAMES.items()}
+_SURE_IDS = ("id", "__key__")
+"""A column of these names is the id whatever it holds."""
+_PAGES = ("path", "url", "link")
+"""Columns of these names hold pictures only if their values end like pictures."""
+_FIRST_ROWS = 1000
+_MOST, _NEARLY_ALL = 0.5, 0.8
+_LONG = 200
+_ROWS_OF_A_GROUP = 20
+_CODE = re.compile(r"(?=.*\d)(?=.*[^\W\d])[\w./#-]+")
 ROLES = ("image", "text", "id", "group")
 ColumnNames: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
 """The columns that a caller names, by their roles: `{"image": "photo", "text": ["name", "brand"], "id": "sku"}`, or as
 words, `["image=photo", "text=name,brand", "id=sku"]`."""
 NUMBER = ":number"
 """Behind the name of a column of metadata, reads its values as numbers."""
-SURE_IDS = ("id", "__key__")
-"""A column of these names is the id whichever others of `COMMON_COLUMNS` there are; of the rest there may be one."""
 
 
 class PairColumns(NamedTuple):
@@ -59,9 +82,51 @@ class PairColumns(NamedTuple):
     joined: tuple[str, ...] = ()
 
 
+class TableColumns(NamedTuple):
+    """Which columns of a table are the parts of its rows.
+
+    Attributes:
+        image: The column of the images; None without one.
+        text: The columns of the text, whose texts are joined; empty without one.
+        id: The column of the ids; None for row numbers.
+        group: The column with one value for all rows that show the same thing; None without one.
+        others: By role, further columns that might have it.
+    """
+
+    image: str | None
+    text: tuple[str, ...]
+    id: str | None
+    group: str | None
+    others: Mapping[str, Sequence[str]]
+
+
+def plain_name(name: str) -> str:
+    """Return a name in small letters, with `_` for all that is no letter or digit: `price_incl_vat`."""
+    return re.sub(r"[^\w]+", "_", name.lower()).strip("_") if name[:2] != "__" else name.lower()
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a column without outer spaces and entities of HTML; one that Lance has no names for is plain.
+
+    Lance takes no dot and no backtick: `Price (incl. VAT)` becomes `price_incl_vat`.
+    """
+    name = " ".join(html.unescape(name).split())
+    return plain_name(name) if {".", "`"} & {*name} else name
+
+
+def clean_names(dataset: Source) -> Source:
+    """Return a dataset whose columns have clean names; a line of the log says which are renamed."""
+    names = dataset.column_names or []
+    new = {name: clean_name(name) for name in names if clean_name(name) != name}
+    new = {old: name for old, name in new.items() if name and [*new.values(), *names].count(name) == 1}
+    if new:
+        logger.warning("columns are renamed: %s", ", ".join(f"{old!r} is {name!r}" for old, name in new.items()))
+    return dataset.rename_columns(new) if new else dataset
+
+
 def matching(names: Iterable[str], available: Sequence[str]) -> list[str]:
     """Return the columns with one of some names, in the order of the names; case is ignored."""
-    known = {name.lower(): name for name in reversed(available)}
+    known = {plain_name(name): name for name in reversed(available)}
     return [known[name] for name in names if name in known]
 
 
@@ -111,70 +176,210 @@ def named_columns(
         if role not in roles:
             raise ValueError(f"columns: unknown role {role!r}; expected one of {', '.join(roles)}")
         if isinstance(names, str):
-            names = [names] if names in available else names.split(",")
-        named[role] = [name for name in names if name]
+            names = [names] if {names, clean_name(names)} & {*available} else names.split(",")
+        named[role] = [name if name in available else clean_name(name) for name in names if name]
         require_columns(named[role], available)
         if len(named[role]) > 1 and role != "text":
             raise ValueError(f"columns: {role}={','.join(named[role])}; expected one column, several only of text")
     return named
 
 
-def choose_columns(
-    available: Sequence[str], columns: ColumnNames | None, features: Mapping[str, Any], only: str | None
-) -> PairColumns:
-    """Choose the columns that are not given by their names.
+def guess_columns(
+    rows: Any, columns: ColumnNames | None = None, features: Mapping[str, Any] | None = None
+) -> TableColumns:
+    """Choose the columns of a table by their names and values; every reader of tables asks this function.
+
+    * image: named like one, and most values are pictures, paths or URLs of them; else any such column.
+    * text: named like a text, a title before a description, and texts of more than 200 letters last; else a column of
+      class labels; else one whose values are several words and mostly differ.
+    * id: named like one, and nearly each row has a value of its own (rows of one image may share it); else a column of
+      different codes, such as A-1001; else row numbers.
+    * group: named like one, and its values are repeated in a few rows each.
 
     Args:
-        available: All columns.
+        rows: A dataset, undecoded, or the values of some rows by column: `{"image": [...], "title": [...]}`.
+        columns: The columns that the caller names, which are not guessed.
+        features: What the columns hold, as far as it is known; by default those of the dataset.
+
+    Raises:
+        ValueError: There is no such column or role.
+    """
+    table = _Table(rows, features)
+    named = named_columns(columns, table.names)
+    taken = {name for role in named.values() for name in role}
+    chosen: dict[str, list[str]] = {}
+    others: dict[str, Sequence[str]] = {}
+    for role, find in (("image", table.images), ("text", table.texts), ("id", table.ids), ("group", table.groups)):
+        found = [name for name in ([] if role in named else find(chosen)) if name not in taken]
+        chosen[role] = named.get(role, found[:1])
+        others[role] = found[1:]
+        taken |= {*chosen[role]}
+    image, id_, group = (next(iter(chosen[role]), None) for role in ("image", "id", "group"))
+    return TableColumns(image, tuple(chosen["text"]), id_, group, others)
+
+
+class _Table:
+    """A table whose columns are guessed: for each role, the columns that may have it, the best first."""
+
+    def __init__(self, rows: Any, features: Mapping[str, Any] | None) -> None:
+        self.rows = rows
+        self.features = features or getattr(rows, "features", None) or {}
+        self.names: list[str] = getattr(rows, "column_names", None) or [*rows]
+        self._first: dict[str, list[Any]] = {}
+
+    def first(self, name: str) -> list[Any]:
+        """The values in the first rows, those of lists one by one, without what is no value."""
+        if name not in self._first:
+            cells = [cell if isinstance(cell, list | tuple) else [cell] for cell in self.rows[name][:_FIRST_ROWS]]
+            self._first[name] = [value for cell in cells for value in cell if not is_missing(value)]
+        return self._first[name]
+
+    def images(self, _chosen: Any) -> list[str]:
+        matches = matching(_NAMES["image"], self.names)
+        sure = [name for name in matches if plain_name(name) not in _PAGES]
+        elsewhere = {name for role in ("text", "id", "group") for name in matching(_NAMES[role], self.names)}
+        free = [name for name in self.names if name not in elsewhere]
+        found = [name for name in dict.fromkeys([*matches, *free]) if self._is_of_images(name, name in sure)]
+        return found or [name for name in sure if is_text(self._kind(name)) or self._kind(name) is None]
+
+    def _kind(self, name: str) -> Any:
+        feature = self.features.get(name)
+        return element_of(feature) or feature
+
+    def _is_of_images(self, name: str, is_named: bool) -> bool:
+        kind = self._kind(name)
+        if isinstance(kind, datasets.Image) or kind in _BYTES:
+            return True
+        if not (kind is None or kind in _ANY or is_text(kind) or isinstance(kind, dict)):
+            return False
+        return _share(self.first(name), lambda value: _is_picture(value, is_named)) > _MOST
+
+    def _is_of_texts(self, name: str) -> bool:
+        kind = self._kind(name)
+        values = self.first(name) if kind is None or kind in _ANY else []
+        return is_text(kind) or any(isinstance(value, str) for value in values) or kind == datasets.Value("null")
+
+    def texts(self, chosen: Mapping[str, Sequence[str]]) -> list[str]:
+        free = [name for name in self.names if self._is_of_texts(name) and name not in chosen["image"]]
+        matches = matching(_NAMES["text"], free)
+        words = [name for name in matches if _share(self.first(name), _is_words) > _MOST]
+        words.sort(key=lambda name: statistics.median(len(str(value)) for value in self.first(name)) > _LONG)
+        if words or matches:
+            return words or matches
+        labels = [name for name in self.names if isinstance(self.features.get(name), datasets.ClassLabel)]
+        return labels or [
+            name
+            for name in free
+            if _share(self.first(name), lambda value: _is_words(value) and " " in value.strip()) > _MOST
+            and len({*map(str, self.first(name))}) > _MOST * len(self.first(name))
+        ]
+
+    def ids(self, chosen: Mapping[str, Sequence[str]]) -> list[str]:
+        free = [name for name in self.names if name not in (*chosen["image"], *chosen["text"])]
+        matches = matching(_NAMES["id"], free)
+        sure = [name for name in matches if name.lower() in _SURE_IDS]
+        found = [name for name in matches if name in sure or self._is_unique(name, chosen["image"])]
+        return found or [
+            name
+            for name in free
+            if name not in matches
+            and _share(self.first(name), lambda value: isinstance(value, str) and _CODE.fullmatch(value)) == 1
+            and not any(_is_picture(value, False) for value in self.first(name))
+            and self._is_unique(name, [], 1.0)
+        ]
+
+    def _is_unique(self, name: str, images: Sequence[str], share: float = _NEARLY_ALL) -> bool:
+        """Whether at least a share of the rows has a value of its own; rows of one image count once."""
+        feature = self.features.get(name)
+        if not (feature is None or is_text(feature) or feature in _ANY or "int" in getattr(feature, "dtype", "")):
+            return False
+        ids: list[Any] = [*self.rows[name][:]]
+        if not all(isinstance(value, str | int | None) or is_missing(value) for value in ids):
+            return False
+        named = [image for image in images if is_text(self.features.get(image))]
+        pictures = self.rows[named[0]][:] if named else range(len(ids))
+        rows = {(id_, picture or row) for row, (id_, picture) in enumerate(zip(ids, pictures, strict=True))}
+        return len({id_ for id_ in ids if not is_missing(id_)}) >= share * len(rows)
+
+    def groups(self, chosen: Mapping[str, Sequence[str]]) -> list[str]:
+        return [
+            name
+            for name in matching(_NAMES["group"], self.names)
+            if name not in chosen["id"] and self._is_of_few_rows(name)
+        ]
+
+    def _is_of_few_rows(self, name: str) -> bool:
+        values = [value for value in self.first(name) if isinstance(value, str | int)]
+        return 1 < len({*values}) < len(values) <= _ROWS_OF_A_GROUP * len({*values})
+
+
+def _is_picture(value: Any, is_named: bool) -> bool:
+    """Whether a cell holds or names a picture, or a list of them; in a column that is named like one any URL does."""
+    if not isinstance(value, str):
+        return isinstance(value, bytes | Image.Image) or (
+            isinstance(value, Mapping) and bool({"bytes", "path", "src", "url"} & {*value})
+        )
+    listed = listed_images(value)
+    return all(
+        path.startswith("data:image/")
+        or path.partition("?")[0].lower().endswith(PICTURE_SUFFIXES)
+        or (is_named and is_url(path))
+        for path in (listed if isinstance(listed, list) else [listed])
+    )
+
+
+def _is_words(value: Any) -> bool:
+    """Whether a value is a text, and neither a picture nor a page, nor a code or a number."""
+    return isinstance(value, str) and not (
+        _is_picture(value, True) or _CODE.fullmatch(value) or not re.search(r"[^\W\d_]", value)
+    )
+
+
+def _share(values: Sequence[Any], test: Callable[[Any], object]) -> float:
+    return sum(bool(test(value)) for value in values) / len(values) if values else 0.0
+
+
+def choose_columns(
+    rows: Any, columns: ColumnNames | None, features: Mapping[str, Any], only: str | None
+) -> PairColumns:
+    """Choose the columns of pairs, see `guess_columns`.
+
+    Args:
+        rows: As for `guess_columns`.
         columns: Those that are given.
-        features: What the columns hold, as far as it is known.
+        features: What the columns hold.
         only: The part to read, `"image"` or `"text"`; None for both.
 
     Raises:
-        ValueError: There is no such column, several may be the id, or those of images or texts hold something else.
+        ValueError: There is no such column, or those of images or texts hold something else.
     """
-    named = named_columns(columns, available)
-    given = {role: next(iter(named[role]), "") if role in named else None for role in ROLES}
-    joined = named.get("text", [])[1:]
-    matches = {role: matching(names, available) for role, names in COMMON_COLUMNS.items()}
-    if not matches["text"]:
-        matches["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
-    chosen: dict[str, str | None] = {}
-    for role, column in given.items():
-        chosen[role] = column if column is not None else _guess(role, matches.get(role, []), only in (None, role))
-    picture = chosen["image"]
-    for role in ("image", "text"):
+    found = guess_columns(rows, columns, features)
+    chosen = {"image": found.image, "text": next(iter(found.text), None)}
+    for role, other in (("image", "text"), ("text", "image")):
         if only not in (None, role):
             chosen[role] = None
         elif chosen[role] is None:
-            other = {"image": "text", "text": "image"}[role]
             alone = f"; or encode the {other} alone with only={other!r}" if only is None else ""
             raise ValueError(
-                f"found no {role} column among {', '.join(map(repr, available))}; "
-                f"name it by columns, {role}=COLUMN, or call it one of {', '.join(COMMON_COLUMNS[role])}{alone}"
+                f"found no {role} column among {', '.join(map(repr, features))}; name it by columns, "
+                f"{role}=COLUMN, or call it such as {', '.join(_NAMES[role][:12])}{alone}"
             )
     label = features.get(chosen["text"] or "")
-    if not isinstance(label, datasets.ClassLabel):
-        label = None
-    elif given["text"] is None:
+    label = label if isinstance(label, datasets.ClassLabel) else None
+    is_given = columns_by_role(columns)
+    if label is not None and "text" not in is_given:
         logger.warning("there are no texts; the names of the classes in %r are read as text", chosen["text"])
-    group = chosen["group"] or (chosen["text"] if label is not None else None)
-    columns = PairColumns(chosen["image"], chosen["text"], chosen["id"] or None, group, label, picture)
-    return _check_kinds(columns._replace(joined=tuple(joined) if columns.text else ()), features)
-
-
-def _guess(role: str, matches: Sequence[str], is_read: bool) -> str | None:
-    """Return the first of the columns `matches`; an id has no order of preference but for `SURE_IDS`."""
-    if role == "id" and len(matches) > 1 and matches[0].lower() not in SURE_IDS:
-        raise ValueError(
-            f"the columns {', '.join(map(repr, matches))} may all be the id; choose one by columns, id=COLUMN"
-        )
-    if len(matches) > 1 and is_read | (role == "id"):
-        others = ", ".join(map(repr, matches[1:]))
-        logger.warning(
-            "the column %r is read as %s, not %s; choose by columns, %s=COLUMN", matches[0], role, others, role
-        )
-    return next(iter(matches), None)
+    for role, name in (chosen | {"id": found.id}).items():
+        if name and found.others[role]:
+            others = ", ".join(map(repr, found.others[role]))
+            logger.warning(
+                "the column %r is read as %s, not %s; choose by columns, %s=COLUMN", name, role, others, role
+            )
+    if found.group and "group" not in is_given:
+        logger.warning("rows with the same %r are of one group; columns, group= makes none", found.group)
+    group = found.group or (chosen["text"] if label is not None else None)
+    read = PairColumns(chosen["image"], chosen["text"], found.id, group, label, found.image)
+    return _check_kinds(read._replace(joined=found.text[1:] if read.text else ()), features)
 
 
 def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
@@ -191,10 +396,12 @@ def choose_metadata(names: Sequence[str], available: Sequence[str], features: Ma
     chosen = {}
     for name in names:
         column = name if name in available else name.removesuffix(NUMBER)
+        is_number = column != name
+        column = column if column in available else clean_name(column)
         require_columns([column], available)
         if isinstance(features.get(column), datasets.Image | datasets.Audio | datasets.Video):
             raise ValueError(f"the column {column!r} holds {features[column]}; only plain values can be kept")
-        chosen[column] = column != name
+        chosen[column] = is_number
     return chosen
 
 
@@ -269,16 +476,15 @@ def _check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColum
     Raises:
         ValueError: The columns of images or of texts hold something else.
     """
-    other = (datasets.Value("null"), datasets.Json())
     for name in (columns.text, *columns.joined):
         kind = features.get(name or "")
         is_label = name == columns.text and columns.label is not None
         kind = kind if columns.joined else element_of(kind) or kind
-        if name and not (is_label or is_text(kind) or kind in other):
+        if name and not (is_label or is_text(kind) or kind in _ANY):
             raise ValueError(f"column {name!r} holds {features[name]}; expected texts")
     pictures = features.get(columns.picture or "")
     kind = element_of(pictures) or pictures
-    if is_text(kind) or kind in other or holds_images(pictures):
+    if is_text(kind) or kind in _ANY or holds_images(pictures):
         return columns
     if columns.image:
         raise ValueError(f"column {columns.image!r} holds {pictures}; expected images, image bytes, paths or URLs")

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import datasets
 
+from conjoin.data.columns import clean_names
 from conjoin.data.csv_files import open_csv
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.json_files import text_problem
@@ -44,7 +45,7 @@ class SplitError(ValueError):
 def open_source(
     source: PairSource, split: str, streaming: bool, captions: bool = True
 ) -> tuple[AnyDataset, Path | None]:
-    """Open `source` and return it with the folder of its relative image paths, or None.
+    """Open `source`, with `clean_names`, and return it with the folder of its relative image paths, or None.
 
     Without `captions`, a folder without metadata gives its images alone. With `streaming`, CSV and Parquet files,
     shards and datasets of the Hub are read on access.
@@ -54,6 +55,11 @@ def open_source(
         TypeError: `source` is of an unknown kind.
         ValueError: Unknown split, or the folder or file has no pairs.
     """
+    dataset, folder = _open(source, split, streaming, captions)
+    return clean_names(dataset), folder
+
+
+def _open(source: PairSource, split: str, streaming: bool, captions: bool) -> tuple[AnyDataset, Path | None]:
     if isinstance(source, datasets.Dataset | datasets.IterableDataset):
         return source, None
     if source == SAMPLE_SOURCE:

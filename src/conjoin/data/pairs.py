@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from conjoin.data.cells import as_ids, clean_texts, decimal_mark, read_number
 from conjoin.data.columns import (
-    COMMON_COLUMNS as COMMON_COLUMNS,
     IMAGE,
     ColumnNames,
     PairColumns,
@@ -49,7 +48,7 @@ _UNIQUE = (
     "--on-error skip (only several captions of one image may share an id)"
 )
 _LOOKED_AT = 100
-"""Rows from which the types of a stream that does not know them are read."""
+"""Rows of a stream from which its columns are guessed, and their types, where it does not know them."""
 
 
 def load_pairs(
@@ -91,7 +90,7 @@ def load_pairs(
               URLs or paths; images are embedded or URLs;
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
-        columns: Columns by role, where they are not guessed right from `COMMON_COLUMNS`: `{"image": "photo", "text":
+        columns: Columns by role, where `guess_columns` does not find them: `{"image": "photo", "text":
             ["name", "brand"], "id": "sku", "group": "product"}`. The texts of several columns are one text, with a
             space between them. Without an id, or with `"id": ""`, the row number is the id. Rows of one group show the
             same thing, and are not each other's negatives.
@@ -116,13 +115,14 @@ def load_pairs(
     skip = check_on_error(on_error)
     dataset, folder = open_source(source, split, streaming, captions=only != "image")
     dataset = undecoded(dataset)
-    if dataset.features is None:
-        sample = list(dataset.take(_LOOKED_AT))
-        dataset = undecoded(dataset.cast(datasets.Dataset.from_list(sample).features)) if sample else dataset
-    first = next(iter(dataset), None)
-    if first is None:
+    sample: Any = dataset if isinstance(dataset, datasets.Dataset) else list(dataset.take(_LOOKED_AT))
+    if not len(sample):
         raise ValueError("the dataset is empty: it has no rows")
-    chosen = choose_columns(list(first), columns, dataset.features, only)
+    first = sample[0]
+    if dataset.features is None:
+        dataset = undecoded(dataset.cast(datasets.Dataset.from_list(sample).features))
+    rows = {name: [row[name] for row in sample] for name in first} if isinstance(sample, list) else sample
+    chosen = choose_columns(rows, columns, dataset.features, only)
     metadata = choose_metadata(keep, list(first), dataset.features)
     pictures = dataset.features[chosen.picture] if chosen.picture else None
     numbers = [name for name, is_number in metadata.items() if is_number]

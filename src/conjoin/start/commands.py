@@ -85,15 +85,15 @@ def start_commands(
     encode = ["encode", model, table, "--out", out]
     for option, value in (("--encoding", encoding), ("--only", products.only)):
         encode += [] if value is None else [option, value]
-    named = {"image": products.image, "text": ",".join(products.texts) or None, "id": products.id}
-    encode += ["--columns", *(f"{role}={name}" for role, name in named.items() if name is not None)]
+    parts = {part: name for part, name in products.named.items() if name or part == "id"}
+    encode += ["--columns", *(f"{part}={name}" for part, name in parts.items())]
     encode += ["--keep", *products.keep] if products.keep else []
-    encode += ["--keep-pictures"] if products.image else []
+    encode += ["--keep-pictures"] if products.columns.image else []
     encode += ["--on-error", "skip", "--sync"]
     for root in filter(None, os.environ.get(ALLOW_ROOTS, "").split(os.pathsep)):
         encode += ["--root", root]
     allowed = {"public": ["--allow-urls"], "private": ["--allow-private-urls"]}
     encode += allowed.get(os.environ.get(ALLOW_URLS, ""), [])
     app = ["app", out, "--model", model]
-    app += ["--group-by", products.group] if products.group else []
+    app += ["--group-by", products.columns.group] if products.columns.group else []
     return [encode, app]

@@ -2,46 +2,25 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import datasets
 
-from conjoin.data import COMMON_COLUMNS, load_pairs
+from conjoin.data import load_pairs
 from conjoin.data.cells import decimal_mark, read_number
-from conjoin.data.columns import (
-    NUMBER,
-    ColumnNames,
-    element_of,
-    holds_images,
-    is_text,
-    matching,
-    named_columns,
-    undecoded,
-)
+from conjoin.data.columns import NUMBER, ColumnNames, TableColumns, guess_columns, is_text, undecoded
 from conjoin.data.pair_sources import open_source
-from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_images import is_url
-from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 from conjoin.retrieval.collection_table import OWN_COLUMNS
 from conjoin.serving.columns import describe_column
 
 _ROWS = 50_000
 """Rows that the guesses read."""
-_TITLES = (
-    "title", "name", "product_name", "product_title", "titel", "bezeichnung", "produktname", "artikelname",
-    "artikelbezeichnung", "titre", "nom", "nombre", "titulo", "titolo", "nome",
-)  # fmt: skip
-_IDS = (*COMMON_COLUMNS["id"], "artikelnummer", "artikelnr", "art_nr", "ean", "gtin", "nr", "number")
-_GROUPS = (
-    "item_group_id", "group_id", "group", "product_group", "parent_id", "parent_sku", "parent", "product_id",
-    "product", "style_id", "model", "produkt_id", "produkt", "modell",
-)  # fmt: skip
 _PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
 _CODE = re.compile(r"0\d+|\d{10,}")
-_OFTEN, _MOST = 0.5, 0.8
+_MOST = 0.8
 _SHOWN = 6
 
 
@@ -49,25 +28,25 @@ class Products(NamedTuple):
     """What a table of products holds.
 
     Attributes:
-        image: The column of the pictures; None without one.
-        texts: The columns of the titles; empty without one.
-        id: The column of the ids; "" for row numbers.
-        group: A column with one value for all rows of a product; None without one.
+        columns: The parts of its rows.
         keep: The columns for `--keep`.
         lines: On what was found, for people.
     """
 
-    image: str | None
-    texts: Sequence[str]
-    id: str
-    group: str | None
+    columns: TableColumns
     keep: Sequence[str]
     lines: Sequence[str]
 
     @property
     def only(self) -> Literal["image", "text"] | None:
         """The part of a row that there is, for `--only`; None for both."""
-        return "text" if self.image is None else None if self.texts else "image"
+        return "text" if self.columns.image is None else None if self.columns.text else "image"
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The columns as `--columns` takes them."""
+        image, text, id_, group, _ = self.columns
+        return {"image": image or "", "text": ",".join(text), "id": id_ or "", "group": group or ""}
 
 
 def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence[str] = ()) -> Products:
@@ -89,49 +68,39 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
         if not Path(table).is_dir():
             raise
         dataset = open_source(Path(table), "train", False, captions=False)[0]
-    named = named_columns(columns, dataset.column_names)
-    if Path(table).is_dir() and "id" not in named and "id" in dataset.column_names:
-        named["id"] = ["id"]  # the name of the picture, which may have spaces
-    free = _Columns(dataset)
-    image = free.take(named["image"][0] if named.get("image") else free.image())
-    texts = named.get("text") or [*filter(None, [free.title()])]
-    free.take(texts[0] if texts else None)  # further ones may be kept too
-    if image is None and not texts:
+    chosen = guess_columns(dataset, columns)
+    if chosen.image is None and not chosen.text:
         raise ValueError(
             f"{table!r}: none of its columns {', '.join(map(repr, dataset.column_names))} holds pictures (paths such "
             "as images/1.jpg, or URLs) or titles (texts of several words); name one by --columns"
         )
-    id_ = free.take(next(iter(named["id"]), None) if "id" in named else free.id()) or ""
+    free = _Columns(dataset)
     unkept = [name for name in free.free if name in (*OWN_COLUMNS, "text", "image")]
-    free.free = [name for name in free.free if name not in unkept]
-    group = free.take(named["group"][0] if named.get("group") else free.named(_GROUPS, free.repeats))
+    used = {chosen.image, *chosen.text[:1], chosen.id, chosen.group, *unkept}  # further texts may be kept too
+    free.free = [name for name in free.free if name not in used]
     numbers, choices = free.numbers(), free.choices()
-    kept = [*dict.fromkeys([*([group] if group else []), *(keep or [*numbers, *choices])])]
-    found = Products(image, texts, id_, group, kept, ())
-    pairs: Any = load_pairs(
-        table, columns={"image": image or "", "text": texts, "id": id_}, only=found.only, on_error="skip", keep=kept
-    )
+    group = [chosen.group] if chosen.group else []
+    found = Products(chosen, [*dict.fromkeys([*group, *(keep or [*numbers, *choices])])], ())
+    how: dict[str, Any] = {"columns": found.named, "only": found.only, "keep": found.keep}
+    pairs: Any = load_pairs(table, on_error="skip", **how)
     problems = [problem for problem in pairs["problem"] if problem is not None]
     if len(problems) == len(pairs):
         raise ValueError(f"none of the {len(pairs)} rows of {table!r} can be used: {problems[0]}")
     by_reason: defaultdict[str, list[str]] = defaultdict(list)
     for problem in problems:
         by_reason[re.sub(r"'[^']*'|\d+", "", problem.partition(": ")[2])].append(problem)
-    plain = {name.partition(":")[0] for name in kept}
+    plain = {name.partition(":")[0] for name in found.keep}
     described = {name.partition(":")[0]: line for name, line in (numbers | choices).items()}
-    others = [name for name in (*unkept, *described, *free.free) if name not in plain]
-    shown = [f"{name} ({free.example(name)!r:.40})" for name in others]
-    values = {name: len({*dataset[name][:]}) for name in matching(_IDS, dataset.column_names)}
-    repeats = [f"{name} has {count:,} values in {len(dataset):,} rows" for name, count in values.items()]
-    why = ", ".join(repeats) or "no column has a value of its own in each row"
+    shown = [f"{name} ({free.example(name)!r:.40})" for name in (*unkept, *described, *free.free) if name not in plain]
+    also = {role: f", not {', '.join(names)}" if names else "" for role, names in chosen.others.items()}
     lines = [
         f"{len(dataset):,} rows"
         + (f", {len(problems):,} of which cannot be used and are skipped" if problems else ""),
         *(f"  skipped     {len(some):,}, such as {some[0]}" for some in by_reason.values()),
-        f"  pictures    {image or 'none'}",
-        f"  titles      {', '.join(texts) or 'none'}",
-        f"  ids         {id_ or f'row numbers, as {why}'}",
-        *([f"  products    {group}: the app shows one row of each"] if group else []),
+        f"  pictures    {chosen.image or 'none'}{also['image']}",
+        f"  titles      {', '.join(chosen.text) or 'none'}{also['text']}",
+        f"  ids         {chosen.id or 'row numbers: no column has a value of its own in each row'}{also['id']}",
+        *([f"  products    {chosen.group}: the app shows one row of each"] if group else []),
         *(line for name, line in described.items() if name in plain),
         *([f"  not kept    {', '.join(shown)}"] if shown else []),
         "A wrong guess: --columns image=... text=... id=... group=..., --keep.",
@@ -152,60 +121,9 @@ class _Columns:
             if is_text(feature)
         }
 
-    def take(self, name: str | None) -> str | None:
+    def take(self, name: str) -> None:
         """Give a column a role."""
         self.free = [free for free in self.free if free != name]
-        return name
-
-    def named(self, names: Sequence[str], fits: Callable[[str], object]) -> str | None:
-        """The first of some names, in any case, that a column has and that fits."""
-        known = {name.lower().replace(" ", "_"): name for name in reversed(self.free)}
-        return next(filter(fits, (known[name] for name in names if name in known)), None)
-
-    def image(self) -> str | None:
-        """The column of the pictures."""
-        return self.named(COMMON_COLUMNS["image"], self._is_image) or next(filter(self._is_image, self.free), None)
-
-    def _is_image(self, name: str) -> bool:
-        """Whether most values are paths or URLs of pictures, or the column holds pictures."""
-        feature: Any = self.dataset.features[name]
-        kind: Any = element_of(feature) or feature
-        if not is_text(kind):
-            return holds_images(feature)
-        values = self.texts.get(name) or [path for paths in self.first[name][:] for path in paths or ()]
-        known = name.lower() in COMMON_COLUMNS["image"]
-        return _share(values, lambda value: _is_picture(value) or (known and is_url(value))) > _OFTEN
-
-    def title(self) -> str | None:
-        """The column of the titles: by its name, else most values are several words, and most differ."""
-        for name in self.free:
-            values = self.texts.get(name, ())
-            if _share(values, lambda value: " " in value) > _OFTEN and len({*values}) > _OFTEN * len(values):
-                break
-        else:
-            name = ""
-        return self.named((*_TITLES, *COMMON_COLUMNS["text"]), self.texts.get) or name or None
-
-    def id(self) -> str | None:
-        """The column of the ids."""
-        own = (name for name in self.free if self._is_id(name) and not _PRICE.search(name))
-        return self.named(_IDS, self._is_id) or next(own, None)
-
-    def _is_id(self, name: str) -> bool:
-        """Whether each row has a value of its own, without spaces; of a name such as `sku`, all but a few rows."""
-        feature: Any = self.dataset.features[name]
-        if name not in self.texts and not (isinstance(feature, datasets.Value) and "int" in feature.dtype):
-            return False
-        values = [str(value) for value in self.dataset[name][:] if value not in (None, "")]
-        least = _MOST if name in matching(_IDS, self.dataset.column_names) else 1.0
-        return len({*values}) >= least * len(self.dataset) and not any(
-            " " in value or re.search(r"\d[.,]\d", value) for value in values
-        )
-
-    def repeats(self, name: str) -> bool:
-        """Whether several rows have the same value, and not all."""
-        values = self.first[name][:]
-        return 1 < len({*values}) < len(values)
 
     def numbers(self) -> dict[str, str]:
         """Take the columns of numbers, prices first; each as `--keep` takes it, with a line on it."""
@@ -244,15 +162,6 @@ class _Columns:
         return next((value for value in values if not _as_numbers([value])[0]), next(iter(values), ""))
 
 
-def _is_picture(value: str) -> bool:
-    """Whether a cell names a picture or a list of them."""
-    paths = listed_images(value)
-    several = paths if isinstance(paths, list) else [paths]
-    return bool(several) and all(
-        path.startswith("data:image/") or path.partition("?")[0].lower().endswith(PICTURE_SUFFIXES) for path in several
-    )
-
-
 def _as_numbers(values: Sequence[str]) -> tuple[list[float], list[str]]:
     """Return the numbers among texts, and the texts that are none; no numbers if these are more than one in five.
 
@@ -269,7 +178,3 @@ def _as_numbers(values: Sequence[str]) -> tuple[list[float], list[str]]:
             odd.append(value)
     known = [number for number in numbers if number is not None]
     return (known, odd) if len(odd) <= (1 - _MOST) * len(values) else ([], [])
-
-
-def _share(values: Sequence[str], test: Callable[[str], bool]) -> float:
-    return sum(map(test, values)) / len(values) if values else 0.0

@@ -9,7 +9,7 @@ import datasets
 import pandas as pd
 
 from conjoin.data.cells import as_id
-from conjoin.data.columns import COMMON_COLUMNS, ColumnNames, matching, named_columns
+from conjoin.data.columns import ColumnNames, guess_columns, matching, undecoded
 from conjoin.data.merit import product_id
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
@@ -65,14 +65,15 @@ def read_catalogue(
         ValueError: As `load_pairs`; or a named attribute can be no condition, or holds lists; or there is no
             attribute; or an id is not one word.
     """
-    available = list(open_source(source, split, False)[0].column_names or ())
+    dataset = undecoded(open_source(source, split, False)[0])
+    available = list(dataset.column_names or ())
     facts = {fact: next(iter(matching(names, available)), None) for fact, names in _FACTS.items()}
+    chosen = guess_columns(dataset, columns)
     named = attributes
     if named is None:
-        given = [name for names in named_columns(columns, available).values() for name in names]
-        used = {"group", *map(str.lower, [*given, *filter(None, facts.values())])}
-        used |= {name for names in COMMON_COLUMNS.values() for name in names}
-        named = [name for name in available if name.lower() not in used]
+        used = {chosen.image, *chosen.text, chosen.id, chosen.group, *facts.values()}
+        used |= {name for names in chosen.others.values() for name in names}
+        named = [name for name in available if name not in used]
     if not named:
         raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
     keep = list(dict.fromkeys([*named, *filter(None, facts.values())]))
@@ -103,8 +104,7 @@ def read_catalogue(
     products = pd.DataFrame({"idx": ids, "title": rows["text"][:]})
     for fact, column in facts.items():
         products[fact] = [str(row.get(column) or _DEFAULTS[fact]) for row in cells]
-    has_groups = "group" in named_columns(columns, available)
-    groups = rows["group"][:] if has_groups else [None] * len(rows)
+    groups = rows["group"][:] if chosen.group else [None] * len(rows)
     products["family"] = [f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, ids, strict=True)]
     return Catalogue(rows.select_columns("image"), products, table.drop(columns=useless))
 
