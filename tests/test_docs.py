@@ -198,28 +198,42 @@ def test_launch_configurations_load():
         assert config.num_processes == yaml.safe_load(path.read_text(encoding="utf-8"))["num_processes"], path
 
 
-def test_tables_of_recipes_say_what_the_recipes_do():
-    """`key | paper | recipe | reason` in a header: the recipe's cell is the value that the run has, paper or not."""
-    said = {path: re.findall(r"^#   (\w+) +\| (.*?) +\| (.*?) +\| ?(.*)$", path.read_text(), re.M) for path in RECIPES}
-    of_papers = {path.relative_to(ROOT / "training_args").as_posix() for path, rows in said.items() if rows}
-    assert {"gcl/clip_sf.yaml", "contrastive/clip_base.yaml"} <= of_papers
-    for path, ((*_, title), *rows) in ((path, rows) for path, rows in said.items() if rows):
-        recipe = load_recipe(path)
-        values = recipe.training.recipe | vars(recipe.training)
-        assert title == "reason" and COMPLETE <= {key for key, *_ in rows}, path
-        for key, paper, cell, reason in rows:
-            assert cell == paper or reason, f"{path.name}: {key} differs from the paper without a reason"
-            assert same(values[key], cell), f"{path.name}: {key} is {values[key]!r}, the header says {cell}"
+def test_recipes_say_what_differs_from_the_paper_and_why():
+    """`sources`: the recipe's value of each key is the paper's or the authors', or has a reason; both can be set."""
+    files = {path: yaml.safe_load(path.read_text(encoding="utf-8")) for path in RECIPES}
+    of_papers = {path: content["sources"] for path, content in files.items() if "sources" in content}
+    assert {"clip_sf", "clip_base", "stage2_qwen2_vl_7b", "internvl3_1b"} <= {path.stem for path in of_papers}
+    for path, sources in of_papers.items():
+        ours = values_of(load_recipe(path))
+        assert COMPLETE <= sources.keys() <= ours.keys(), path
+        columns = {"paper": "--as_published", "authors": "--as_authors"}
+        for key, cell in sources.items():
+            assert cell.keys() <= {*columns, "reason"}, (path, key)
+            is_theirs = any(agrees(ours[key], cell[column]) for column in columns if column in cell)
+            assert is_theirs or cell.get("reason"), f"{path.name}: why is {key} {ours[key]!r}?"
+        for column, flag in columns.items():
+            wanted = {key: cell[column] for key, cell in sources.items() if column in cell}
+            if not wanted:
+                with pytest.raises(ValueError, match=f"{flag}: its `sources` name no value of the {column}"):
+                    load_recipe(path, [flag])
+                continue
+            found = values_of(load_recipe(path, [flag, "--max_steps", "3"]))
+            wrong = {key: found[key] for key, value in wanted.items() if not agrees(found[key], value)}
+            assert wrong.keys() <= {"max_steps"} and found["max_steps"] == 3, (path, wrong)
 
 
 COMPLETE = {"learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "mask_false_negatives"} | {
-    "per_device_train_batch_size"
+    "global_batch_size"
 }
 
 
-def same(value, cell):
-    if isinstance(value, dict | list):
-        return value == yaml.safe_load(cell)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(getattr(value, "value", value)).lower() == cell.lower().strip("`")
-    return float(cell) == value
+def values_of(recipe):
+    return recipe.training.recipe | vars(recipe.training)
+
+
+def agrees(value, wanted):
+    """Whether a run has a value; of a mapping, these keys."""
+    if isinstance(wanted, dict):
+        return wanted.items() <= value.items()
+    value = getattr(value, "value", value)
+    return value == (type(value)(wanted) if isinstance(value, int | float) else wanted)

@@ -1,6 +1,7 @@
 """Recipes: files, flags and Python arguments are one thing; a mistake names the key and the remedy."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -91,6 +92,9 @@ def test_a_missing_recipe_names_where_there_are_some():
 
 def test_keys_are_explained(path, capsys):
     assert main(["train", str(path), "--keys"]) == 0
+    short = capsys.readouterr().out
+    assert "exclude_self: True\n    Exclude the anchor" in short and "lora_r" not in short
+    assert main(["train", str(path), "--keys", "all"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for words in ("--lora_r", "Rank.", "--exclude_self", "Exclude the anchor from its own denominator.",
                   "Rows embedded at once.", "Training split.", "--per_device_train_batch_size"):  # fmt: skip
@@ -113,6 +117,41 @@ def test_a_script_reads_the_same_recipe(path, tmp_path):
     with pytest.raises(ValueError, match="is a recipe of the trainer gcl; this script trains by contrastive"):
         parse_recipe(ContrastiveConfig, words)
     assert parse_recipe(GclConfig, ["--output_dir", "x", "--lora_r=3"])[0].lora_r == 3
+
+
+def test_a_global_batch_is_divided_and_replaces_rows_per_device(path):
+    recipe = yaml.safe_load(path.read_text())
+    recipe.pop("per_device_train_batch_size", None)
+    path.write_text(yaml.safe_dump(recipe | {"global_batch_size": 12}))
+    for words, expected in ((), 12), (["--per_device_train_batch_size", "3"], 3), (["--global_batch_size=6"], 6):
+        assert load_recipe(path, words).training.per_device_train_batch_size == expected
+    with pytest.raises(ValueError, match="global_batch_size=0 does not divide among 1 processes"):
+        load_recipe(path, ["--global_batch_size", "0"])
+    with pytest.raises(ValueError, match="global_batch_size and per_device_train_batch_size exclude each other"):
+        GclConfig("out", global_batch_size=8, per_device_train_batch_size=8)
+
+
+def test_a_dry_run_counts_without_weights(path, mllm_checkpoints, tmp_path, capsys):
+    words = ["--global_batch_size=4", "--num_train_epochs=3", "--max_steps=-1", "--warmup_steps=0.5", "--use_peft"]
+    mllm = shutil.copytree(mllm_checkpoints("qwen2_vl")[0], tmp_path / "mllm")
+    for file in mllm.glob("*.safetensors"):
+        file.unlink()
+    of_mllm = ["--model_name_or_path", str(mllm), "--model_init_kwargs={keep_layers: 2}"]
+    for more, kind in (([], "joint_encoder"), (of_mllm, "mllm_retriever")):
+        assert main(["train", str(path), *words, *more, "--dry-run"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "rows: 8 batch: 4 (1 x 4), 4 rows per step steps: 6 (3 epochs), of which 3 of warm-up" in printed
+        assert f"model: {kind}, " in printed and "M trained" in printed
+
+
+def test_a_missing_stage_names_its_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for recipe, words, first in (
+        ("puma/stage2_qwen2_vl_7b", [], "puma/stage1_qwen2_vl_7b"),
+        ("solar/stage2_clip", ["--model_name_or_path", "runs/solar-bge-dino-stage1"], "solar/stage1_clip"),
+    ):
+        with pytest.raises(FileNotFoundError, match=f"training_args/{first}.yaml makes it: run that first"):
+            load_recipe(recipe_folder() / f"{recipe}.yaml", words).model.load()
 
 
 def test_features_of_frozen_towers_are_used_and_what_is_frozen_stays(path, tmp_path):

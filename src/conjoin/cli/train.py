@@ -11,7 +11,9 @@ from conjoin.cli.options import ImageOptions
 class Options(ImageOptions):
     """Train by RECIPE, a YAML file of the model's, the data's and the trainer's fields.
 
-    --KEY VALUE changes any of them; RECIPE --keys lists them. Runs on one device, on several under accelerate launch
+    --KEY VALUE changes any of them; RECIPE --keys lists those of the recipe, --keys all every one; --as_published and
+    --as_authors set the values of the paper and of its authors' code. --dry-run shows rows, steps, parameters and
+    memory, and trains nothing. Runs on one device, on several under accelerate launch
     -m conjoin train ... Ctrl-C saves a checkpoint after the next step; --resume continues; --overwrite replaces the
     model in the output folder.
 
@@ -30,12 +32,19 @@ def run(options: Options) -> None:
     """Train, save and print where."""
     from conjoin.trainers.recipe import describe_keys, load_recipe
 
-    if "--keys" in options.overrides:
-        print(describe_keys(options.recipe))
+    words = options.overrides
+    if "--keys" in words:
+        print(describe_keys(options.recipe, every="all" in words))
+        return
+    others = [word for word in words if word not in ("--dry-run", "--dry_run")]
+    if len(others) < len(words):
+        from conjoin.trainers.dry_run import describe_run
+
+        print(describe_run(load_recipe(options.recipe, others)))
         return
     from conjoin.trainers.runs import train
 
-    trainer = train(load_recipe(options.recipe, options.overrides))
+    trainer = train(load_recipe(options.recipe, words))
     if trainer.args.should_save:
         folder = str(trainer.args.output_dir)
         print(f"\nSaved to {folder}. Load it anywhere:\n\n{usage(folder)}")

@@ -1,6 +1,7 @@
 """Collation of rows into a batch of model inputs: items, pairs, and queries with candidates."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from conjoin.storage import name_ids, stable_id
 
 MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
 """The integer of each modality in a batch."""
+PAIR_COLUMNS = {"image", "text", "id", "group", "ids", "pairs"}
+QUERY_COLUMNS = {"query", "positive", "negatives", "instruction", "id", "positive_id", "negative_ids", "ids"} | {
+    "queries", "positives", "target_modality", "negative_modalities", "candidate_modality", "num_negatives", "dataset",
+}  # fmt: skip
+"""What the collators read, and the names in their batches."""
 
 
 class PairCollator:
@@ -19,7 +25,7 @@ class PairCollator:
     A row without an image is a text item, and vice versa; a row with a list of images may be interleaved, see
     `load_pairs`. Rows with the same `group` (by default the same `id`) show the same thing: they are positives in
     evaluation and are not negatives of one another in training. Without both columns there are no `ids`, and all rows
-    are distinct.
+    are distinct. Other columns of numbers come by their names, for a loss that takes them.
 
     Args:
         processor: Called as `processor(items, ids=ids)`.
@@ -42,8 +48,28 @@ class PairCollator:
                 raise ItemError(name, f"neither 'image' nor 'text'; its columns are {', '.join(row)}")
             items.append(row_item({part: row.get(part) for part in ("image", "text")}, name))
         names = name_rows(rows)
-        batch = {"pairs": dict(self.processor(items, ids=ids))}
+        batch = number_columns(rows, PAIR_COLUMNS) | {"pairs": dict(self.processor(items, ids=ids))}
         return batch if names is None else batch | {"ids": name_ids(names)}
+
+
+def number_columns(rows: Sequence[Mapping[str, Any]], known: Collection[str]) -> dict[str, torch.Tensor]:
+    """Return the columns of numbers `(N,)`, or of equally long lists of numbers `(N, K)`, that a loss may name.
+
+    Args:
+        rows: `N` rows.
+        known: The columns that a collator reads itself.
+    """
+    columns = {}
+    for name in rows[0].keys() - known if rows else ():
+        values = [row.get(name) for row in rows]
+        if all(isinstance(number, int | float) for value in values for number in _as_list(value)):
+            with suppress(ValueError, TypeError, RuntimeError):  # lists of several lengths, or integers beyond 64 bits
+                columns[name] = torch.tensor(values)
+    return columns
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
@@ -78,7 +104,9 @@ class RetrievalCollator:
 
     * `queries`, `positives` and, when M > 0, `negatives`: the processor's output for each;
     * `candidate_modality` `(N + M,)`, of positives, then negatives, as in `MODALITY_IDS`, if the rows have modalities;
-    * `ids` `(N + M,)` in the same order, equal for equal candidates, if the rows have ids.
+    * `ids` `(N + M,)` in the same order, equal for equal candidates, if the rows have ids;
+    * `num_negatives` `(N,)` of each query, when M > 0;
+    * other columns of numbers, such as the scores of a teacher, by their names.
 
     Args:
         processor: Called as `processor(items, ids=ids)`, and for queries with instructions as
@@ -102,7 +130,8 @@ class RetrievalCollator:
                     raise ItemError(f"row with id {name!r}", f"no {part!r}; its columns are {', '.join(row)}")
         instructions = [row.get("instruction") for row in rows]
         given = {} if all(text is None for text in instructions) else {"instruction": instructions}
-        batch: dict[str, Any] = {"queries": self._process([row.get("query") for row in rows], names, **given)}
+        batch: dict[str, Any] = number_columns(rows, QUERY_COLUMNS)
+        batch["queries"] = self._process([row.get("query") for row in rows], names, **given)
         positives = [row.get("positive") for row in rows]
         batch["positives"] = self._process(positives, [f"{name}, positive" for name in names])
         counts = [len(row.get("negatives") or ()) for row in rows]
@@ -110,6 +139,7 @@ class RetrievalCollator:
         if negatives:
             owners = [f"{name}, negative" for name, count in zip(names, counts, strict=True) for _ in range(count)]
             batch["negatives"] = self._process(negatives, owners)
+            batch["num_negatives"] = torch.tensor(counts)
         modalities = _per_candidate(rows, counts, "target_modality", "negative_modalities")
         if modalities is not None:
             if unknown := set(modalities) - MODALITY_IDS.keys():

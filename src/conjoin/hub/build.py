@@ -178,6 +178,37 @@ def prune(model: MllmRetrieverModel, keep_layers: int) -> MllmRetrieverModel:
     return pruned
 
 
+def empty_model(checkpoint: str | Path, **config: Any) -> PreTrainedModel:  # noqa: ANN401
+    """Return the model that a checkpoint holds or that `from_mllm` or `from_clip` builds, on the device `meta`.
+
+    Args:
+        checkpoint: A folder or the name of a repository on the Hub; only its configuration is read.
+        config: Fields of a new model's configuration.
+
+    Raises:
+        ValueError: A field is unknown, or the checkpoint is of another architecture.
+    """
+    settings = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    classes: tuple[Any, ...] = (*TWO_TOWERS.values(), MllmRetrieverModel, ScoreFusionModel)
+    model_class = next((each for each in classes if each.config_class.model_type == settings.model_type), None)
+    if model_class is None and settings.model_type in TEMPLATES:
+        model_class, given = MllmRetrieverModel, {"ret_token_id": 0} | config
+        given = {name: value for name, value in given.items() if name not in ("dtype", "ret_token", "revision")}
+        settings = configure(MllmRetrieverConfig, given, backbone_config=settings)
+    elif model_class is None:
+        model_class, settings = ScoreFusionModel, configure(ScoreFusionConfig, config, backbone_config=settings)
+    with torch.device("meta"):
+        return model_class(settings)
+
+
+def empty_towers(model_type: str, vision: str | Path, text: str | Path, **config: Any) -> PreTrainedModel:  # noqa: ANN401
+    """Return the model that `from_backbones` builds, on the device `meta`; as `empty_model`."""
+    parts = {"vision_config": _tower_config(vision, "vision"), "text_config": _tower_config(text, "text")}
+    model_class: Any = TWO_TOWERS[model_type]
+    with torch.device("meta"):
+        return model_class(configure(model_class.config_class, config, **parts))
+
+
 def configure(config_class: Any, given: Mapping[str, Any], **parts: PreTrainedConfig) -> Any:  # noqa: ANN401
     """Return a configuration of this package with the fields that a caller names.
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
@@ -61,6 +62,8 @@ class RetrievalConfig(TrainingArguments):
     gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
 
     Args:
+        global_batch_size: Rows of a contrastive batch over all processes, in place of `per_device_train_batch_size`,
+            whose default is 8.
         bf16: Compute in bfloat16, with weights in float32; `auto` as for `conjoin.devices.choose_bf16`, unless
             `fp16` or `accelerate launch` sets the precision. It holds the choice afterwards.
         gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, but costs a second
@@ -83,6 +86,8 @@ class RetrievalConfig(TrainingArguments):
             training starts.
     """
 
+    per_device_train_batch_size: int = field(default=None)  # type: ignore[assignment]
+    global_batch_size: int | None = field(default=None)
     remove_unused_columns: bool = field(default=False)
     dataloader_drop_last: bool = field(default=True)
     bf16: str | None = field(default=None, metadata={"nargs": "?", "const": "true"})  # type: ignore[assignment]
@@ -121,7 +126,10 @@ class RetrievalConfig(TrainingArguments):
             self.disable_tqdm = not sys.stderr.isatty()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model, self.greater_is_better = "mean_hit_rate@1", True
+        given = self.per_device_train_batch_size
+        self.per_device_train_batch_size = given or 8  # transformers' default
         super().__post_init__()
+        self._divide_batch(given)
         if self.n_gpu > 1:  # nn.DataParallel would split a contrastive batch
             logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)
             self._n_gpu = 1
@@ -145,6 +153,17 @@ class RetrievalConfig(TrainingArguments):
         self.matryoshka_dims = dims = list(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
+
+    def _divide_batch(self, given: int | None) -> None:
+        """Set the rows of each process, of which a caller may have given a number, by `global_batch_size`."""
+        whole = self.global_batch_size
+        if whole is None:
+            return
+        if given is not None:
+            raise ValueError("global_batch_size and per_device_train_batch_size exclude each other")
+        if whole < 1 or whole % self.world_size:
+            raise ValueError(f"global_batch_size={whole} does not divide among {self.world_size} processes")
+        self.per_device_train_batch_size = whole // self.world_size
 
 
 @dataclass
@@ -260,8 +279,8 @@ class RetrievalTrainer(Trainer):
         train_dataset: Rows. `EpochRows` receive the current epoch.
         eval_dataset: Rows of the same form, for R@k, or a dictionary of them.
         processing_class: The model's processor; that of the model's folder when None.
-        loss: Module that maps embeddings by view to one tensor or to named terms: `loss(image=..., text=...)`, with
-            `ids` `(N,)` where rows have them. That of the method when None.
+        loss: Module that maps embeddings to one tensor or to named terms. Its `forward` names what it takes: the
+            embeddings (`image`, `text`), `ids` `(N,)` and other inputs of the batch. That of the method when None.
         data_collator: Maps rows to a batch.
         peft_config: Adapters of peft to train in place of the weights; see `conjoin.trainers.peft.add_adapters`.
         columns: Names of the columns in the rows by those that the trainer knows: `{"text": "caption"}`.
@@ -377,13 +396,13 @@ class RetrievalTrainer(Trainer):
             embeddings: What `embed` returned, for all rows.
             inputs: The batch. `inputs["ids"]` `(N,)` is equal for rows that show the same thing, where rows have ids.
         """
-        masks = {view: inputs["pairs"].get(f"{view}_mask") for view in ("image", "text")}
-        given = {"ids": inputs["ids"]} if "ids" in inputs else {}
+        masks = {view: inputs.get("pairs", {}).get(f"{view}_mask") for view in ("image", "text")}
+        given = embeddings | {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if any(mask is not None for mask in masks.values()):
             everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
             image, text = (everything if mask is None else mask for mask in masks.values())
             given["present"] = torch.stack([image, text, image & text], dim=1)
-        terms = self.loss(**embeddings, **given)
+        terms = call_loss(self.loss, given)
         if not isinstance(terms, Tensor):
             return terms
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self.loss).__name__).lower()
@@ -714,6 +733,23 @@ class RetrievalTrainer(Trainer):
         settings = {"revision": revision or self.args.hub_revision, "message": commit_message}
         # `init_hf_repo` made the repository, as `hub_private_repo` says
         return push(upload, public=True, replace=True, api=HfApi(token=token or self.args.hub_token), **settings)
+
+
+def call_loss(loss: nn.Module, given: Mapping[str, Tensor]) -> Any:
+    """Call a loss with what its `forward` names, of embeddings and other inputs; with all if it takes `**kwargs`.
+
+    Raises:
+        ValueError: The batch lacks an argument.
+    """
+    named = signature(loss.forward).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in named):
+        return loss(**given)
+    for each in named:
+        if each.default is each.empty and each.name not in given:
+            raise ValueError(
+                f"{type(loss).__name__} takes {each.name!r}, which the batch lacks; it has {', '.join(given)}"
+            )
+    return loss(**{each.name: given[each.name] for each in named if each.name in given})
 
 
 def load_trainable(

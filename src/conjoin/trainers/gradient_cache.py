@@ -65,8 +65,12 @@ def total_loss(terms: dict[str, Tensor]) -> Tensor:
     """Sum the terms whose names end in `_loss`; other terms are metrics.
 
     Raises:
-        ValueError: There is no such term.
+        ValueError: There is no such term, or a term is not a scalar.
     """
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.ndim:
+            found = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"type {type(term).__name__}"
+            raise ValueError(f"the term {name!r} of the loss has {found}; expected a scalar tensor, such as a mean")
     losses = [term for name, term in terms.items() if name.endswith("_loss")]
     if not losses:
         raise ValueError(f"no term of the loss ends in '_loss', only {sorted(terms)}")

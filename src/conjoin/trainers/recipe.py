@@ -53,6 +53,10 @@ TRAINERS = {
 """Of each trainer of a recipe: its module, and what its config's and trainer's names begin with."""
 SAMPLE = "sample"
 """The towers that pip installs."""
+RIVALS = ("global_batch_size", "per_device_train_batch_size")
+"""A flag of one replaces the other in a file; of both in a file, as in `recipe.json`, the first counts."""
+SOURCES = {"paper": "--as_published", "authors": "--as_authors"}
+"""The columns of a recipe's `sources`, and the flags that set their values."""
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
 
 
@@ -122,17 +126,30 @@ class ModelArguments:
         """
         for name in (self.model_name_or_path, self.vision_model_name_or_path, self.text_model_name_or_path):
             if name not in (None, SAMPLE):
-                check_model(name)
+                check_is_made(str(name))
+                check_model(str(name))
         if self.model_name_or_path is not None:
             limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
             options: Any = self.model_init_kwargs or {}
             model, processor = load_trainable(self.model_name_or_path, None, self.preset, limits, **options)
         else:
             model, processor = self._composed()
+        if self.max_text_length is not None:
+            processor.max_text_length = self.max_text_length  # type: ignore[assignment]  # of a saved model, too
         if self.input_type is not None:
             processor.input_type = check_processor_type(self.input_type)
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
             processor.prompts = self.prompts  # type: ignore[assignment]  # a mapping, as it was parsed
+        self.choose_parameters(model)
+        if self.load_in_4bit:
+            config = self.peft_config()
+            if config is None:
+                raise ValueError("load_in_4bit stores the layers with adapters in 4 bits; set use_peft: true")
+            quantize(model, config, PartialState().device)
+        return model, processor
+
+    def choose_parameters(self, model: PreTrainedModel) -> None:
+        """Freeze what `freeze_towers` and `freeze` name."""
         frozen = list(self.freeze)
         if isinstance(model, MllmRetrieverModel):
             if self.freeze_towers:
@@ -144,12 +161,6 @@ class ModelArguments:
             frozen += ["vision_model", "text_model"]
         for name in frozen:
             find_part(model, name, "freeze").requires_grad_(False)
-        if self.load_in_4bit:
-            config = self.peft_config()
-            if config is None:
-                raise ValueError("load_in_4bit stores the layers with adapters in 4 bits; set use_peft: true")
-            quantize(model, config, PartialState().device)
-        return model, processor
 
     def peft_config(self) -> LoraConfig | None:
         """Return the adapters to train; None without."""
@@ -348,20 +359,36 @@ def recipe_folder() -> Path:
     return beside if beside.is_dir() else package / "_recipes"
 
 
+def check_is_made(name: str) -> None:
+    """Name the recipe that makes a missing folder.
+
+    Raises:
+        FileNotFoundError: There is no such folder, and a recipe of the package or a variant in its header writes it.
+    """
+    if Path(name).exists():
+        return
+    for path in sorted(recipe_folder().rglob("*.yaml")):
+        if re.search(rf"output_dir:? {re.escape(name)}$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            shown = "/".join(("training_args", *path.parts[-2:]))
+            raise FileNotFoundError(f"no model at {name!r}; {shown} makes it: run that first")
+
+
 def parse_recipe(config_class: type[Any], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Parse `--config RECIPE --KEY VALUE ...` into `(ModelArguments, DataArguments, config_class)`, for a script.
 
     Args:
-        config_class: Of the script's trainer.
+        config_class: The configuration of the script's trainer, one of this package or any dataclass.
         argv: Words of the command line; those of this program when None.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: As `load_recipe`; the recipe is for another trainer; or `output_dir` holds a model or checkpoints.
     """
-    trainer = next(key for key, (_, prefix) in TRAINERS.items() if f"{prefix}Config" == config_class.__name__)
-    recipe = load_recipe(None, sys.argv[1:] if argv is None else argv, trainer)
-    check_folder(recipe.training)
+    own = {(f"conjoin.trainers.{module}", f"{prefix}Config"): key for key, (module, prefix) in TRAINERS.items()}
+    name = own.get((config_class.__module__, config_class.__name__), config_class.__name__.removesuffix("Config"))
+    recipe = load_recipe(None, sys.argv[1:] if argv is None else argv, name, config_class)
+    if isinstance(recipe.training, RetrievalConfig):
+        check_folder(recipe.training)
     return recipe.model, recipe.data, recipe.training
 
 
@@ -384,13 +411,19 @@ def check_folder(args: RetrievalConfig) -> None:
         )
 
 
-def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str | None = None) -> Recipe:
+def load_recipe(
+    path: str | Path | None, words: Sequence[str] = (), trainer: str | None = None, config_class: Any = None
+) -> Recipe:
     """Load a recipe; flags (`["--max_steps", "500"]`) replace its values, `null` removes one.
+
+    A file may name `sources`: for some of its keys the value of the `paper`, that of the `authors`' code, and the
+    `reason` of its own. The flags `--as_published` and `--as_authors` set these values.
 
     Args:
         path: The file; None for the flag `--config`, or flags alone.
         words: Flags.
         trainer: The only one that is accepted, if the file names one.
+        config_class: The configuration of a trainer that is not one of `TRAINERS`.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -401,6 +434,8 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
     if path is None:
         chosen.add_argument("--config")
     chosen.add_argument("--trainer")
+    for flag in SOURCES.values():
+        chosen.add_argument(flag, action="store_true")
     flags, words = chosen.parse_known_args([str(word) for word in words])
     path, values = getattr(flags, "config", path), {}
     where = f"{path}: " if path is not None else ""
@@ -410,14 +445,20 @@ def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str
         values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: a recipe is a mapping of keys to values, got {type(values).__name__}")
-    named = values.pop("trainer", None)
+    sources, named = values.pop("sources", {}), values.pop("trainer", None)
+    for column in (column for column, flag in SOURCES.items() if getattr(flags, flag[2:])):
+        found = {key: source[column] for key, source in sources.items() if column in source}
+        if not found:
+            raise ValueError(f"{where}{SOURCES[column]}: its `sources` name no value of the {column}")
+        values |= {key: values[key] | new if isinstance(new, dict) else new for key, new in found.items()}
     name = flags.trainer or named or trainer
-    if name not in TRAINERS:
+    if name not in TRAINERS and config_class is None:
         raise ValueError(f"{where}trainer={name!r}; expected one of {', '.join(TRAINERS)}")
     if trainer is not None and name != trainer:
         raise ValueError(f"{path or 'this'} is a recipe of the trainer {name}; this script trains by {trainer}")
-    module, prefix = TRAINERS[name]
-    config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
+    if config_class is None:
+        module, prefix = TRAINERS[name]
+        config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
     model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, where)
     training.recipe = {"trainer": name} | asdict(model) | asdict(data)
     return Recipe(name, model, data, training)
@@ -450,6 +491,9 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[st
     for place in reversed([place for place, word in enumerate(words) if word == "null"]):
         values = values | {words[place - 1].removeprefix("--").replace("-", "_"): None}
         del words[place - 1 : place + 1]
+    for one, other in (RIVALS, RIVALS[::-1]):
+        if f"--{one}" in words or (one == RIVALS[0] and values.get(one) is not None and f"--{other}" not in words):
+            values = {key: value for key, value in values.items() if key != other}
     given: list[str] = []
     for key, value in values.items():
         if key not in actions:
@@ -480,7 +524,7 @@ class _Parser(HfArgumentParser):
     def __init__(self, classes: Any, **settings: Any) -> None:
         super().__init__(classes, **settings)
         said: dict[str, str] = {}
-        for each in (base for kind in classes for base in reversed(kind.__mro__) if base.__module__[:7] == "conjoin"):
+        for each in (base for kind in classes for base in reversed(kind.__mro__)):
             arguments = (each.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
             said |= dict(re.findall(r"^        (\w+): (.+(?:\n            .+)*)", arguments, re.MULTILINE))
         for action in self._actions:
@@ -492,10 +536,19 @@ class _Parser(HfArgumentParser):
         raise ValueError(re.sub(r"^argument (--\w+)[^:]*:", r"\1:", message))
 
 
-def describe_keys(path: str | Path) -> str:
-    """Return the help of every key of a recipe."""
+def describe_keys(path: str | Path, every: bool = False) -> str:
+    """Return the help of the keys that a recipe sets and of those of its method, or of every key."""
     recipe = load_recipe(path)
-    return _Parser((ModelArguments, DataArguments, type(recipe.training)), usage=str(path)).format_help()
+    parser = _Parser((ModelArguments, DataArguments, type(recipe.training)), usage=str(path))
+    if every:
+        return parser.format_help()
+    values = recipe.training.recipe | vars(recipe.training)
+    inherited = {each.name for each in fields(RetrievalConfig)}
+    own = [each.name for each in fields(recipe.training) if each.init and each.name not in inherited]
+    said = {action.dest: (action.help or "").partition(". ")[0].rstrip(".") for action in parser._actions}
+    stated = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path)).keys() & said.keys()
+    lines = [f"{key}: {values[key]}\n    {said[key]}" for key in dict.fromkeys([*sorted(stated - {*own}), *own])]
+    return "\n".join([*lines, "", "--keys all shows every key."])
 
 
 def _unknown(key: str, actions: Mapping[str, Any]) -> str:
