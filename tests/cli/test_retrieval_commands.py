@@ -8,7 +8,6 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.retrieval import Collection, load_encoder
-from conjoin.retrieval.collection_table import open_table, publish, read_metadata, write_metadata
 from tiny_commands import COLOURS, conjoin, write_rows
 
 
@@ -257,10 +256,9 @@ def recorded(built, tmp_path):
 
     def record(name):
         folder = shutil.copytree(built, tmp_path / "copy", dirs_exist_ok=True)
-        table = open_table(folder)
-        metadata = read_metadata(table)
-        write_metadata(table, metadata | {"details": metadata["details"] | {"model": str(name)}})
-        publish(folder, table)
+        with Collection.writing(folder) as newest:
+            newest._record(details=newest.metadata["details"] | {"model": str(name)})
+            newest.publish()
         return folder
 
     return record
