@@ -58,6 +58,8 @@ def test_text_and_composed_queries_as_json(built, data, model, search):
     assert found["query"] == {"text": "a red square"}
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
     assert len(found["results"]) == 7
+    assert search("--text", "a red square", "--kind", "image", collection=built, image=None) == found
+    assert search("--text", "a red square", "--kind", "both", collection=built, image=None)["results"] == []
     query = {"image": str(data / "red.png"), "text": "a blue square"}
     expected = Collection(built).search(load_encoder(model).encode([query]), 2)
     found = search("--text", "a blue square", "--model", model, "-k", 2, collection=built, image="red")

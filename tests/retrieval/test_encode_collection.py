@@ -181,7 +181,7 @@ class TestResume:
         assert encode(tmp_path).changes == Changes(added=ROWS - 9, unchanged=9, encoded=ROWS - 9)
 
     def test_ctrl_c_while_it_is_published(self, tmp_path, monkeypatch):
-        def stop(uri, table):
+        def stop(collection):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

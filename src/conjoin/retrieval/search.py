@@ -58,8 +58,8 @@ def search_items(
         k: Results per query.
         offset: Results that are left out before them.
         pictures: Also give the thumbnail of each row, as `"picture"`, where the collection keeps them.
-        how: As for `rank_items`: `where`, `text`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`; and
-            errors as there.
+        how: As for `rank_items`: `where`, `kind`, `text`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`;
+            and errors as there.
 
     Returns:
         For each query a list of `Hit` (`id`, `score`, `row`), best first.
@@ -74,6 +74,7 @@ def rank_items(
     k: int = 10,
     *,
     where: str | None = None,
+    kind: str | None = None,
     text: str | Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
     group_by: str | None = None,
@@ -89,6 +90,7 @@ def rank_items(
         items: The queries: strings, images, `{"text", "image"}` or chat messages.
         k: Results per query.
         where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`.
+        kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
         text: Words to find as well; see `Collection.rank`.
         weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
             Σ weight · vector of the part, L2-normalised, in place of the model's vector of both.
@@ -115,9 +117,9 @@ def rank_items(
         encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
         vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
     if group_by is not None:
-        result = search_groups(collection, vectors, k, group_by, where=where, text=text)
+        result = search_groups(collection, vectors, k, group_by, where=where, kind=kind, text=text)
     else:
-        result = collection.rank(vectors, k, where=where, text=text)
+        result = collection.rank(vectors, k, where=where, kind=kind, text=text)
     if min_score is None:
         return result
     return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
@@ -131,6 +133,7 @@ def search_groups(
     column: str,
     *,
     where: str | None = None,
+    kind: str | None = None,
     text: str | Sequence[str] | None = None,
 ) -> Ranking:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
@@ -144,6 +147,7 @@ def search_groups(
         k: Groups per query.
         column: Its name; of texts, numbers, dates or true and false.
         where: As for `Collection.rank`.
+        kind: As for `Collection.rank`.
         text: As for `Collection.rank`.
 
     Raises:
@@ -154,7 +158,7 @@ def search_groups(
     if not isinstance(collection, Collection):
         raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
     depth = 4 * k
-    first = collection.rank(vectors, depth, where=where, text=text)
+    first = collection.rank(vectors, depth, where=where, kind=kind, text=text)
     rankings: list[tuple[list[str], np.ndarray]] = []
     for number, (ids, scores) in enumerate(first.queries()):
         best: dict[Any, tuple[str, float]] = {}
@@ -167,7 +171,8 @@ def search_groups(
                 break
             own = text if isinstance(text, str) or text is None else text[number]
             others = _without(column, best, where)
-            ((ids, scores),) = collection.rank(vectors[number : number + 1], depth, where=others, text=own).queries()
+            again = collection.rank(vectors[number : number + 1], depth, where=others, kind=kind, text=own)
+            ((ids, scores),) = again.queries()
         found = [*best.values()][:k]
         falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
         rankings.append(([id_ for id_, _ in found], falling))
