@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 
 from conjoin import __version__
 from conjoin.constants import DTYPES
+from conjoin.data.cells import row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, UniqueIds, check_on_error, id_keys, repeated_id
 from conjoin.data.row_images import row_item
@@ -435,7 +436,7 @@ def encode_rows(
                 continue
             items[index] = row_item(parts, name)
             known_values = {"id": ids[index], "item_digest": item_digest(parts), "row_digest": digest}
-            known_values["row_kind"] = "both" if len(parts) > 1 else next(iter(parts))
+            known_values["row_kind"] = row_kind(parts) or "text"  # such as "none"
             paths = {} if image is None else {"image": _image_paths(image) or None}
             changed[index] = known_values | _kept_values(row, name) | paths
         except (OSError, RecursionError, ValueError) as error:
