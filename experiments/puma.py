@@ -83,14 +83,15 @@ SCALED = {"distill_scale": 0.05}
 class Standardised(PumaStage1Trainer):
     """Stage 1 whose squared error counts each dimension in units of the teacher's deviation over the batch."""
 
-    def whole_width_terms(self, embeddings: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        """The terms of `PumaStage1Trainer`, of standardised states."""
+    def loss_terms(self, embeddings: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        """The terms of `PumaStage1Trainer`, of which the distillation is of standardised states."""
         known, scaled = inputs | embeddings, {}
         for part in TAUGHT:
             teacher = known[f"teacher_{part}"].float()
             mean, deviation = teacher.mean(0), teacher.std(0).clamp(min=1e-6)
             scaled |= {name: (known[name] - mean) / deviation for name in (part, f"teacher_{part}")}
-        return super().whole_width_terms(embeddings | scaled, inputs)
+        distillation = super().loss_terms(embeddings | scaled, inputs)["distillation_loss"]
+        return super().loss_terms(embeddings, inputs) | {"distillation_loss": distillation}
 
 
 STAGE_1: dict[str, dict[str, Any]] = {

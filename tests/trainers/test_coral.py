@@ -74,7 +74,7 @@ def test_the_terms_are_a_loop_over_targets(folder, tmp_path, keep_layers, readou
     trainer, batch = make_step(model, processor, tmp_path, partial=partial, **options, **weights)
     with torch.no_grad():
         terms = trainer.model(**batch)
-        embeddings = trainer.model.embed(**batch)
+        embeddings = trainer.embed(trainer.encoder, batch)
         seeds = batch["mask_seeds"]
         expected = naive_terms(trainer, embeddings, seeds)
         own, other = (naive_terms(trainer, embeddings, seeds, 4, shift) for shift in (0, 1))
@@ -109,9 +109,9 @@ def test_each_part_can_be_left_out(folder, tmp_path, arguments, kept):
 def test_the_state_alone_carries_the_gradient(folder, tmp_path):
     trainer, batch = make_step(*make_model(folder), tmp_path, 4, reconstruct=["vision"])
     for part, touched in (("reg", "queries"), ("rec", "positives")):
-        leaves = trainer.model.embed(**batch)
+        leaves = trainer.embed(trainer.encoder, batch)
         leaves |= {name: v.detach().requires_grad_() for name, v in leaves.items() if v.is_floating_point()}
-        trainer.whole_width_terms(leaves, batch)[f"{part}_vision_loss"].backward()
+        trainer.loss_terms(leaves, batch)[f"{part}_vision_loss"].backward()
         assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [touched]
 
 

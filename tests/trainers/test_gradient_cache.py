@@ -81,7 +81,8 @@ def test_parts_are_cut_one_after_another_with_what_belongs_to_their_rows():
 
 def test_padding_with_a_meaning_is_not_dropped(tiny_checkpoints, tmp_path, monkeypatch):
     model, processor = make_encoder(tiny_checkpoints)
-    for owner, name, value in ((GclTrainer, "sorts_rows", False), (processor, "text_padding", "max_length")):
+    needs = ((GclTrainer, "supports_token_chunks", False), (processor, "text_padding", "max_length"))
+    for owner, name, value in needs:
         with (
             monkeypatch.context() as patch,
             pytest.raises(ValueError, match=r"chunk_tokens sorts rows and drops padding, which GclTrainer or the"),

@@ -254,7 +254,7 @@ def test_stage_2_trains_the_fused_embedding_whatever_the_readout(tiny_checkpoint
         trainer.encoder.config.readout = readout
         torch.manual_seed(0)  # of the samples
         with torch.no_grad():
-            found.append(trainer.model.embed(**batch))
+            found.append(trainer.embed(trainer.encoder, dict(batch)))
     assert "mined" in found[0]
     torch.testing.assert_close(*found)
 

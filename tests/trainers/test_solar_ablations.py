@@ -94,9 +94,9 @@ def stage_2(checkpoints, folder, **arguments):
     batch.pop("ids")
     torch.manual_seed(2)
     with torch.no_grad():
-        found = trainer.model.embed(**batch)
+        found = trainer.embed(trainer.encoder, batch)
         samples, mask = trainer.samples_of(found, batch)
-        loss = trainer.model.terms(found, batch)["solar_loss"].item()
+        loss = trainer.loss_terms(found, batch)["solar_loss"].item()
     return found | {"positives": samples[:, :1], "negatives": samples[:, 1:], "mask": mask}, loss
 
 

@@ -199,7 +199,7 @@ def test_matryoshka_is_the_mean_over_truncated_and_normalised_widths(trainer, me
     trainer = trainer(method)
     step, rows = trainer.model.double().eval(), make_rows(6)
     batch = PairCollator(trainer.processing_class)([rows[i] for i in range(6)])
-    embeddings, plain = step.embed(pairs=batch["pairs"]), total_loss(step(**batch))
+    embeddings, plain = trainer.embed(trainer.encoder, batch), total_loss(step(**batch))
     cuts = [{view: value[:, :width] for view, value in embeddings.items()} for width in (4, 7, 16)]
     expected = sum(total_loss(trainer.loss(**cut, ids=batch["ids"])).item() / 3 for cut in cuts)
     trainer.args.matryoshka_dims = [4, 7, 16]

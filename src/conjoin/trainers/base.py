@@ -208,34 +208,31 @@ class Step(nn.Module):
 
     def forward(self, **inputs: Any) -> dict[str, Tensor]:
         """Return the loss terms of a batch."""
-        return self.terms(self.embed(**inputs), inputs)
+        embeddings, chunk_terms = self.embed(**inputs)
+        return self.terms(embeddings, chunk_terms, inputs)
 
-    def embed(self, **inputs: Any) -> dict[str, Tensor]:
-        """Return the embeddings of some parts of a batch."""
-        return self.trainer.embed(self.encoder, inputs)
+    def embed(self, **inputs: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the embeddings of some parts of a batch, and the terms that need the states of their tokens."""
+        embeddings, terms = self.trainer.embed(self.encoder, inputs), self.trainer.chunk_terms(self.encoder, inputs)
+        return embeddings, {name: term if term.is_floating_point() else term.float() for name, term in terms.items()}
 
     def encode(self, **inputs: Any) -> dict[str, Tensor]:
         """Return the embeddings for evaluation."""
         return self.trainer.embed_for_evaluation(self.encoder, inputs)
 
-    def terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the loss terms of the embeddings of a whole batch.
-
-        With `matryoshka_dims`, the terms of `loss_terms` are means over the embeddings cut to each width (Kusupati et
-        al., "Matryoshka Representation Learning", arXiv 2205.13147, Eq. 1).
-
-        Raises:
-            ValueError: A width is larger than the embeddings.
-        """
-        widths = self.trainer.args.matryoshka_dims
-        terms: dict[str, Tensor] = {}
-        for width in widths:
-            cut = {name: _cut(value, width) for name, value in embeddings.items()}
-            for name, term in self.trainer.loss_terms(cut, inputs).items():
-                terms[name] = terms.get(name, 0.0) + term / len(widths)
-        if not widths:
-            terms = self.trainer.loss_terms(embeddings, inputs)
-        return terms | self.trainer.whole_width_terms(embeddings, inputs)
+    def terms(
+        self, embeddings: dict[str, Tensor], chunk_terms: dict[str, Tensor], inputs: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Return the loss terms of a whole batch, by its embeddings and the means of what its chunks returned."""
+        given = {**inputs, "chunk_terms": chunk_terms} if chunk_terms else inputs
+        self.trainer.cuts_embeddings = False
+        terms = self.trainer.loss_terms(embeddings, given)
+        if self.trainer.args.matryoshka_dims and not self.trainer.cuts_embeddings:
+            name = type(self.trainer).__name__
+            raise ValueError(
+                f"matryoshka_dims has no effect: {name}.loss_terms calls its loss without self.matryoshka"
+            )
+        return terms
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing in the encoder: less memory, more compute."""
@@ -265,9 +262,10 @@ class EpochCallback(TrainerCallback):
 class RetrievalTrainer(Trainer):
     """Trains an encoder on rows `{"image", "text", "id"?, "group"?}` by any loss on embeddings.
 
-    A subclass has two hooks: `embed`, from a batch to embeddings, and `loss_terms`, from the embeddings of a whole
-    batch to named terms. Terms that end in `_loss` are summed; all are logged. `make_loss` returns what else is
-    trained, as `self.loss`. The losses gather the embeddings from all devices. Checkpoints hold the full training
+    A subclass has three hooks: `embed`, from a batch to embeddings; `loss_terms`, from the embeddings of a whole batch
+    to all terms of the method, of which those that end in `_loss` are summed; and, for terms that need the states of
+    tokens, `chunk_terms`. `make_loss` returns what else is trained, as `self.loss`. The losses gather the embeddings
+    from all devices. Checkpoints hold the full training
     state. `save_model` writes the encoder alone, with its adapters merged, as `AutoModel`, sentence-transformers and
     this package load it.
 
@@ -296,7 +294,7 @@ class RetrievalTrainer(Trainer):
     needed_columns: ClassVar[tuple[str, ...]] = ("image", "text")
     same_layers: ClassVar[bool] = True
     """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
-    sorts_rows: ClassVar[bool] = True
+    supports_token_chunks: ClassVar[bool] = True
     """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
     args: RetrievalConfig
     model: Step
@@ -330,7 +328,9 @@ class RetrievalTrainer(Trainer):
                 f"{type(self).__name__}.compute_loss would be skipped under the gradient cache; override "
                 "`loss_terms`, or set gradient_cache_chunk_size to 0"
             )
-        keeps_padding = not self.sorts_rows or getattr(processing_class, "text_padding", None) == "max_length"
+        keeps_padding = (
+            not self.supports_token_chunks or getattr(processing_class, "text_padding", None) == "max_length"
+        )
         if args.gradient_cache_chunk_tokens and keeps_padding:
             raise ValueError(
                 f"gradient_cache_chunk_tokens sorts rows and drops padding, which {type(self).__name__} or the "
@@ -390,27 +390,57 @@ class RetrievalTrainer(Trainer):
         return dict(zip(self.views, stacked.chunk(len(self.views)), strict=True))
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the loss terms `{name: scalar}` of a batch: those ending in `_loss` are summed, all are logged.
+        """Return all terms `{name: scalar}` of a batch: those ending in `_loss` are summed, all are logged.
 
         Args:
             embeddings: What `embed` returned, for all rows.
-            inputs: The batch. `inputs["ids"]` `(N,)` is equal for rows that show the same thing, where rows have ids.
+            inputs: The batch. `inputs["ids"]` `(N,)` is equal for rows that show the same thing, where rows have ids;
+                `inputs["chunk_terms"]` are the means over the batch of what `chunk_terms` returned.
         """
         masks = {view: inputs.get("pairs", {}).get(f"{view}_mask") for view in ("image", "text")}
-        given = embeddings | {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        given = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if any(mask is not None for mask in masks.values()):
             everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
             image, text = (everything if mask is None else mask for mask in masks.values())
             given["present"] = torch.stack([image, text, image & text], dim=1)
-        terms = call_loss(self.loss, given)
-        if not isinstance(terms, Tensor):
-            return terms
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self.loss).__name__).lower()
-        return {f"{name.removesuffix('_loss')}_loss": terms}
 
-    def whole_width_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the terms that need embeddings of the whole width, such as a teacher's, despite `matryoshka_dims`."""
+        def loss(embeddings: dict[str, Tensor]) -> dict[str, Tensor]:
+            terms = call_loss(self.loss, embeddings | given)
+            return {f"{name.removesuffix('_loss')}_loss": terms} if isinstance(terms, Tensor) else terms
+
+        return self.matryoshka(loss, embeddings)
+
+    def chunk_terms(self, model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return terms `{name: scalar}` that need more of a model's states than its embeddings, such as tokens.
+
+        It is called after `embed` with the same `inputs`, where `embed` may leave states. The gradient cache calls it
+        for each chunk. `loss_terms` receives the means over the rows of the batch, and weights them.
+        """
         return {}
+
+    def matryoshka(
+        self, loss: Callable[[dict[str, Tensor]], dict[str, Tensor]], embeddings: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the terms of a loss; with `matryoshka_dims`, their means over the embeddings cut to each width.
+
+        `loss_terms` wraps its contrastive losses by this (Kusupati et al., "Matryoshka Representation Learning",
+        arXiv 2205.13147, Eq. 1), not the terms of a teacher or a decoder.
+
+        Args:
+            loss: Maps embeddings to terms.
+            embeddings: `{name: (..., D)}`; masks and vectors among them stay whole.
+
+        Raises:
+            ValueError: A width is larger than the embeddings.
+        """
+        widths, self.cuts_embeddings = self.args.matryoshka_dims, True
+        terms: dict[str, Tensor] = {}
+        for width in widths:
+            cut = {name: _cut(value, width) for name, value in embeddings.items()}
+            for name, term in loss(cut).items():
+                terms[name] = terms.get(name, 0.0) + term / len(widths)
+        return terms if widths else loss(embeddings)
 
     def embed_for_evaluation(self, model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the raw embeddings `{name: (N, D)}` of the unmodified items."""

@@ -37,6 +37,9 @@ class QueryContrastiveTrainer(QueryCandidateTrainer):
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return `contrastive_loss` and the metric `temperature`."""
-        temperature = self.loss()
-        loss = query_info_nce(embeddings, inputs, temperature)
-        return {"contrastive_loss": loss, "temperature": temperature.detach()}
+
+        def loss(cut: dict[str, Tensor]) -> dict[str, Tensor]:
+            temperature = self.loss()
+            return {"contrastive_loss": query_info_nce(cut, inputs, temperature), "temperature": temperature.detach()}
+
+        return self.matryoshka(loss, embeddings)

@@ -135,7 +135,7 @@ class CoralTrainer(QueryCandidateTrainer):
 
     config_class = CoralConfig
     rows_class = SeededRows
-    sorts_rows = False
+    supports_token_chunks = False
     args: CoralConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -190,16 +190,15 @@ class CoralTrainer(QueryCandidateTrainer):
         }
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `contrastive_loss`."""
-        return {"contrastive_loss": query_info_nce(embeddings, inputs, self.args.temperature)}
+        """Return the terms of `L = L_cl + λ1 L_reg + λ2 L_rec` (Eq. 7), and two metrics of each reconstruction.
 
-    def whole_width_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `{reg,rec}_{vision,language}_loss`, and two metrics of each over `decoded_rows` targets.
-
-        `_own` is the error from the state of the term, `_other` that from the state of another row. Where they are
-        equal, the decoder does not read the state.
+        `{reg,rec}_{vision,language}_own` is the error from the state of the term, over `decoded_rows` targets, and
+        `_other` that from the state of another row. Where they are equal, the decoder does not read the state.
         """
-        count, size, terms = len(embeddings["positives"]), self.args.decoded_rows, {}
+        terms = self.matryoshka(
+            lambda cut: {"contrastive_loss": query_info_nce(cut, inputs, self.args.temperature)}, embeddings
+        )
+        count, size = len(embeddings["positives"]), self.args.decoded_rows
         seeds = inputs.get("mask_seeds")
         seeds = torch.randint(2**62, (count,)) if seeds is None else seeds
         for name in self.loss:

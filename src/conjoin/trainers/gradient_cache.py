@@ -118,29 +118,38 @@ def cached_backward(
     count = len(chunks)
     chunks += chunks[-1:] * (max_over_devices(count) - count)
     device = next(step.parameters()).device
-    replays, parts = [], []
+    replays, parts, chunk_terms = [], [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
             step.replay = Replay(device)
             replays.append(step.replay)
-            parts.append(step.embed(**chunk.inputs))
+            embeddings, terms_of_chunk = step.embed(**chunk.inputs)
+            parts.append(embeddings)
+            chunk_terms.append(terms_of_chunk)
     step.replay, end_state = None, RandomState(device)
     orders = _orders(chunks[:count], parts)
     leaves = {
         name: torch.cat([part[name] for part in parts[:count] if name in part])[order.argsort().to(device)]
         for name, order in orders.items()
     }
-    for leaf in leaves.values():
+    sizes = [len(chunk.indices) for chunk in chunks]
+    repeated: dict[str, list[Tensor]] = {}  # for each row of its chunk
+    for size, of_chunk in zip(sizes[:count], chunk_terms, strict=False):
+        for name, term in of_chunk.items():
+            term = term.to(torch.promote_types(term.dtype, torch.float32))
+            repeated.setdefault(name, []).append(term.expand(size))
+    means = {name: torch.cat(terms).mean() for name, terms in repeated.items()}
+    for leaf in (*leaves.values(), *means.values()):
         leaf.requires_grad_(leaf.is_floating_point())
     with autocast():
-        terms = step.terms(leaves, batch)
+        terms = step.terms(leaves, means, batch)
     backward(total_loss(terms))
     replayed = dict.fromkeys(leaves, 0)
-    for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True), start=1):
+    for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True)):
         replay.start.restore()
         step.replay = replay
         with autocast():
-            embeddings = step.embed(**chunk.inputs)
+            embeddings, terms_of_chunk = step.embed(**chunk.inputs)
         kept: list[Tensor] = []
         gradients: list[Tensor] = []
         for name, rows in embeddings.items():
@@ -149,7 +158,13 @@ def cached_backward(
             if gradient is not None and rows.requires_grad:
                 kept.append(rows)
                 row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
-                gradients.append(row_gradient if number <= count else torch.zeros_like(rows))
+                gradients.append(row_gradient if number < count else torch.zeros_like(rows))
+        for name, term in terms_of_chunk.items():
+            gradient = means[name].grad
+            if gradient is not None and term.requires_grad:
+                kept.append(term)
+                share = sizes[number] / sum(map(len, repeated[name])) if number < count else 0.0
+                gradients.append((gradient * share).to(term.dtype))
         torch.autograd.backward(kept, gradients)
     step.replay = None
     end_state.restore()

@@ -206,20 +206,19 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         return both[:, 0], both[:, 1].detach()
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `contrastive_loss`."""
-        loss = query_info_nce(embeddings, inputs, self.args.temperature)
-        return {"contrastive_loss": self.args.weights(self.progress)[0] * loss}
-
-    def whole_width_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `distillation_loss`, and the metrics `contrastive_weight` and `distill_weight`."""
-        queries, weights = embeddings["queries"], self.args.weights(self.progress)
-        logged = zip(("contrastive_weight", "distill_weight"), weights, strict=True)
-        terms = {name: torch.tensor(weight, device=queries.device) for name, weight in logged}
+        """Return the terms of `L = α1 L_cl + α2 L_dist` (Eq. 4, without `distill_scale`), and both weights."""
+        first, second = self.args.weights(self.progress)
+        terms = self.matryoshka(
+            lambda cut: {"contrastive_loss": first * query_info_nce(cut, inputs, self.args.temperature)}, embeddings
+        )
+        device = embeddings["queries"].device
+        terms["contrastive_weight"] = torch.tensor(first, device=device)
+        terms["distill_weight"] = torch.tensor(second, device=device)
         if self.args.distill_weight:
             known = inputs | embeddings
-            first, second = ((known[part], known[f"teacher_{part}"]) for part in TAUGHT)
-            distance = self_distillation(*first, *second, self.args.kind, temperature=self.args.temperature)
-            terms["distillation_loss"] = weights[1] * self.args.distill_scale * distance
+            queries, positives = ((known[part], known[f"teacher_{part}"]) for part in TAUGHT)
+            distance = self_distillation(*queries, *positives, self.args.kind, temperature=self.args.temperature)
+            terms["distillation_loss"] = second * self.args.distill_scale * distance
         return terms
 
 
@@ -279,6 +278,9 @@ class PumaStage2Trainer(QueryCandidateTrainer):
         Raises:
             ValueError: The rows do not name the modality of their candidates.
         """
+        return self.matryoshka(partial(self._mac, inputs=inputs), embeddings)
+
+    def _mac(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         candidates = gather_candidates(embeddings, inputs)
         modality = candidates.modality
         if modality is None:

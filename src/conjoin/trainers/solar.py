@@ -4,8 +4,9 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import datasets
 import numpy as np
@@ -105,7 +106,7 @@ class SolarTrainer(RetrievalTrainer):
     The output of a frozen tower serves as target or score, so it must not be random.
     """
 
-    sorts_rows: ClassVar[bool] = False
+    supports_token_chunks: ClassVar[bool] = False
     args: Any
 
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
@@ -146,19 +147,38 @@ class SolarTrainer(RetrievalTrainer):
         pairs, _ = split_teacher(inputs["pairs"])
         return self.project(*model(**pairs, views=self.views).pooler_output.chunk(2))
 
-    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted contrastive losses of pairs, and the means of what `embed` repeated by row."""
-        ids = inputs.get("ids")
-        terms: dict[str, Tensor] = {}
-        if self.args.itc_weight:
-            terms = self.loss["contrastive"](**{view: embeddings[view] for view in self.views}, ids=ids)
-            terms = {"itc_loss": self.args.itc_weight * terms.pop("contrastive_loss")} | terms
-        terms |= {name: value.mean() for name, value in embeddings.items() if value.ndim == 1}
-        if self.args.gcl_weight:
-            image, text, fused = (embeddings[name] for name in GCL_VIEWS)
-            losses = self.loss["gcl"](image=image, text=text, fused=fused, ids=ids)
-            terms |= {name: self.args.gcl_weight * loss for name, loss in losses.items() if name.endswith("_loss")}
-        return terms
+    def itc_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weighted `itc_loss` (Eq. 2-3) and its metrics, if it has a weight."""
+        if not self.args.itc_weight:
+            return {}
+        terms = self.loss["contrastive"](**{view: embeddings[view] for view in self.views}, ids=inputs.get("ids"))
+        return {"itc_loss": self.args.itc_weight * terms.pop("contrastive_loss")} | terms
+
+    def gcl_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weighted `gcl_loss`, if it has a weight."""
+        if not self.args.gcl_weight:
+            return {}
+        image, text, fused = (embeddings[name] for name in GCL_VIEWS)
+        terms = self.loss["gcl"](image=image, text=text, fused=fused, ids=inputs.get("ids"))
+        return {"gcl_loss": self.args.gcl_weight * terms["gcl_loss"]}
+
+
+class PairStates(NamedTuple):
+    """States of pairs that a pass of stage 1 computed.
+
+    Args:
+        output: Of the model for the whole pairs.
+        tokens: The tokens behind the adapters.
+        alignment: Of the tokens; None if nothing needs it.
+        unmasked: `(N, d)` embeddings of whole items by view.
+        metrics: Of the masks.
+    """
+
+    output: JointEncoderOutput
+    tokens: PairTokens
+    alignment: AlignmentTerms | None
+    unmasked: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 @dataclass
@@ -270,40 +290,22 @@ class SolarStage1Trainer(SolarTrainer):
         return loss
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
+        """Return the masked embeddings `(N, d)`; the states of the pairs stay in `inputs["states"]`."""
         self.freeze_dropout(model)
         pairs, teacher_inputs = split_teacher(inputs["pairs"])
         has_gcl = self.args.gcl_weight > 0
         views = (*(self.views if self.args.gd_weight else ()), *(("fused",) if has_gcl else ()))
         output = model(**pairs, views=views, output_tokens=True)
         unmasked = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
-        tokens = pair_tokens(output)
-        terms: dict[str, Tensor] = {}
-        alignment = None
+        tokens, alignment = pair_tokens(output), None
         if self.args.gla_weight or self.args.scores == "global":
             alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
-            terms |= {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
-        if self.args.gd_weight or self.args.ld_weight:
-            with torch.no_grad():
-                if self.teacher is None:
-                    targets = tower_targets(output)
-                else:  # a teacher runs once for each row, which the gradient cache keeps
-                    targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
-        if self.args.ld_weight:
-            known = tokens.text_mask & targets.text_mask
-            image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
-            text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
-            terms["ld_loss"] = self.args.ld_weight * (image + text)
-        if self.args.gd_weight:
-            image = global_distillation(unmasked["image"], targets.image_global)
-            text = global_distillation(unmasked["text"], targets.text_global)
-            terms["gd_loss"] = self.args.gd_weight * (image + text)
         embeddings: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         if self.args.itc_weight or has_gcl:
             image, text, metrics = self.cached(
                 "masks", lambda: self._weights(model, alignment, tokens, teacher_inputs)
             )
-            terms |= metrics
             parts = model(
                 **pairs | {"image_features": output.image_features, "text_features": output.text_features},
                 image_tokens=output.image_tokens,
@@ -313,7 +315,42 @@ class SolarStage1Trainer(SolarTrainer):
                 views=self.views,
             ).pooler_output.chunk(2)
             embeddings = self.pair_views(parts, unmasked.get("fused"))
-        return embeddings | {name: term.float().expand(len(tokens.image)) for name, term in terms.items()}
+        inputs["states"] = PairStates(output, tokens, alignment, unmasked, metrics)
+        return embeddings
+
+    def chunk_terms(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `gla` (Eq. 1), `ld` and `gd` of the rows embedded together, without weights, and metrics of masks."""
+        output, tokens, alignment, unmasked, metrics = inputs["states"]
+        terms: dict[str, Tensor] = {}
+        if self.args.gla_weight:
+            terms["gla"] = alignment.loss
+        if self.args.gd_weight or self.args.ld_weight:
+            with torch.no_grad():
+                if self.teacher is None:
+                    targets = tower_targets(output)
+                else:  # a teacher runs once for each row, which the gradient cache keeps
+                    _, teacher_inputs = split_teacher(inputs["pairs"])
+                    targets = self.cached("targets", lambda: self.teacher(teacher_inputs, output))
+        if self.args.ld_weight:
+            image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
+            known = tokens.text_mask & targets.text_mask
+            terms["ld"] = image + local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
+        if self.args.gd_weight:
+            image = global_distillation(unmasked["image"], targets.image_global)
+            terms["gd"] = image + global_distillation(unmasked["text"], targets.text_global)
+        return terms | metrics
+
+    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the terms of `L = L_ITC + λ1 L_GLA + λ2 L_GD + λ3 L_LD` (Eq. 4), a GCL term, and metrics."""
+        chunk = dict(inputs.get("chunk_terms", {}))
+        terms = self.matryoshka(partial(self.itc_terms, inputs=inputs), embeddings)
+        if self.args.gla_weight:
+            terms["gla_loss"] = self.args.gla_weight * chunk.pop("gla")
+        if self.args.ld_weight:
+            terms["ld_loss"] = self.args.ld_weight * chunk.pop("ld")
+        if self.args.gd_weight:
+            terms["gd_loss"] = self.args.gd_weight * chunk.pop("gd")
+        return terms | self.matryoshka(partial(self.gcl_terms, inputs=inputs), embeddings) | chunk
 
     def rho(self) -> float:
         """Return rho of the evolutionary mask at this step: 1 masks nothing, 0 masks fully."""
@@ -574,8 +611,8 @@ class SolarStage2Trainer(SolarTrainer):
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the embeddings of the given parts.
 
-        `pairs` gives `anchors` `(N, d)`, `constructed` samples `(N, K, d)`, their mask `valid` `(N, K)`, and metrics
-        repeated for every row; `augmented` and `mined` give the embeddings of their items.
+        `pairs` gives `anchors` `(N, d)`, `constructed` samples `(N, K, d)` and their mask `valid` `(N, K)`;
+        `augmented` and `mined` give the embeddings of their items.
         """
         self.freeze_dropout(model)
         embeddings: dict[str, Tensor] = {}
@@ -586,16 +623,19 @@ class SolarStage2Trainer(SolarTrainer):
             fused, *parts = output.pooler_output.chunk(len(views))
             embeddings = {"anchors": fused} | (self.pair_views(parts, fused) if parts else {})
             if self.args.positive != "augmented":
-                samples, metrics = self.cached(
+                samples, inputs["states"] = self.cached(
                     "samples", lambda: self.construct(model, anchors, output, teacher_inputs)
                 )
                 constructed = self._embed_samples(model, anchors, output, samples).transpose(0, 1)
                 embeddings |= {"constructed": constructed, "valid": samples.valid[: constructed.shape[1]].T}
-                embeddings |= {name: value.float().expand(len(fused)) for name, value in metrics.items()}
         for name in ("augmented", "mined"):
             if name in inputs:
                 embeddings[name] = model(**inputs[name], views=("fused",)).pooler_output
         return embeddings
+
+    def chunk_terms(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the metrics of the constructed samples."""
+        return inputs.get("states", {})
 
     def samples_of(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the samples of each anchor `(N, K, d)`, positive first, and the mask `(N, K)` of existing samples."""
@@ -610,12 +650,16 @@ class SolarStage2Trainer(SolarTrainer):
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return `solar_loss` (Eq. 5) and metrics, and the further losses that have a weight."""
+        return self.matryoshka(partial(self._terms, inputs=inputs), embeddings) | inputs.get("chunk_terms", {})
+
+    def _terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         anchors, ids, temperature = embeddings["anchors"], inputs.get("ids"), self.loss["temperature"]()
         samples, mask = self.samples_of(embeddings, inputs)
         gathered = gather_rows(anchors, ids=ids, present=mask[:, :1].any(1))
         positives, negatives = (samples[:, :1], samples[:, 1:]), (mask[:, :1], mask[:, 1:])
         loss = multi_positive(anchors, *positives, temperature, *negatives, gathered=gathered)
-        return {"solar_loss": loss} | super().loss_terms(embeddings, inputs) | {"temperature": temperature.detach()}
+        further = self.itc_terms(embeddings, inputs) | self.gcl_terms(embeddings, inputs)
+        return {"solar_loss": loss} | further | {"temperature": temperature.detach()}
 
     @torch.no_grad()
     def construct(
