@@ -104,7 +104,7 @@ def test_chunks_of_stage_1_contrast_all_rows_and_keep_their_own_statistics(tiny_
     move_to(trainer, 0.3)
     whole, expected = plain_step(model, batch)
     terms, found = cached_step(model, batch, 6)
-    torch.testing.assert_close(terms, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(terms, whole, rtol=0, atol=1e-6)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     halves = cached_backward(model, dict(batch), 3, lambda loss: loss.backward())
     parts = [
