@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenize
 from conjoin.hub.pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
-from conjoin.models.mllm_retriever.configuration_mllm_retriever import keep_first_layers
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES, keep_first_layers
 from conjoin.models.modeling_towers import TowersModel
 from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -297,22 +297,49 @@ def mllm_processor(
     return MllmRetrieverProcessor(image_processor, tokenizer, image_token=image_token, ret_token=ret_token, **kwargs)
 
 
-def score_fusion_model(checkpoint: str | Path | PreTrainedModel, **config_kwargs: Any) -> ScoreFusionModel:  # noqa: ANN401
-    """Build the model of `from_clip`; fixed weights need no training.
+def score_fusion_model(checkpoint: str | Path | nn.Module, **config_kwargs: Any) -> ScoreFusionModel:  # noqa: ANN401
+    """Build the model of `from_clip` around a loaded one, which it holds; fixed weights need no training.
 
     Args:
-        checkpoint: A model id, a folder, or a loaded model: CLIP, SigLIP, or a model with the same layout.
+        checkpoint: A model id, a folder, or a loaded model with `get_image_features` and `get_text_features`: CLIP,
+            SigLIP, or another module. A loaded model keeps its parameters and their `requires_grad`; the logit scale
+            of one that is loaded here is frozen, since losses have their own.
         config_kwargs: Fields of `ScoreFusionConfig`.
 
     Raises:
         ValueError: The checkpoint does not have two towers.
     """
     loaded: Any = checkpoint
-    if not isinstance(checkpoint, PreTrainedModel):
-        loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
-    model = ScoreFusionModel(configure(ScoreFusionConfig, config_kwargs, backbone_config=copy.deepcopy(loaded.config)))
-    model.backbone.load_state_dict(loaded.state_dict())
+    if isinstance(checkpoint, str | Path):
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+        if {"vision_config", "text_config"} <= {*config.sub_configs}:
+            with torch.device("meta"):  # its weights are not needed to know that it has no two towers
+                check_two_towers(AutoModel.from_config(config))
+            loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
+    else:
+        check_two_towers(loaded)
+        config = copy.deepcopy(getattr(loaded, "config", None))
+    with torch.device("meta"):
+        model = ScoreFusionModel(configure(ScoreFusionConfig, config_kwargs, backbone_config=config))
+    model.backbone = loaded
+    if loaded is not checkpoint:
+        for parameter in loaded.parameters(recurse=False):
+            parameter.requires_grad_(False)
     return model
+
+
+def check_two_towers(model: nn.Module) -> None:
+    """Refuse a model that does not embed images and texts.
+
+    Raises:
+        ValueError: It has no `get_image_features` or no `get_text_features`.
+    """
+    lacking = [name for name in ("get_image_features", "get_text_features") if not hasattr(model, name)]
+    if lacking:
+        raise ValueError(
+            f"{type(model).__name__} has no {lacking[0]}: expected two towers such as CLIP or SigLIP, a model of this "
+            f"package, or an MLLM of a supported architecture ({', '.join(ARCHITECTURES)})"
+        )
 
 
 def towers_model(

@@ -110,14 +110,15 @@ class ScoreFusionModel(TowersModel):
         outputs: dict[str, Any] = {}
 
         def run(name: str, get_features: Any, *inputs: Tensor, **kwargs: Any) -> Tensor:  # noqa: ANN401
-            output = get_features(*inputs, **kwargs, **record, return_dict=True)
+            named = {"return_dict": True} if isinstance(self.backbone, PreTrainedModel) else {}
+            output = get_features(*inputs, **kwargs, **record, **named)
             outputs.update({name: output} if record else {})
-            return output.pooler_output
+            return output if isinstance(output, Tensor) else output.pooler_output
 
         parts: dict[str, Tensor] = {}
         if pixel_values is not None:
             vision = partial(run, "vision_model_output", self.backbone.get_image_features)
-            parts["image"] = on_rows(vision, image_mask, pixel_values.to(self.backbone.dtype))
+            parts["image"] = on_rows(vision, image_mask, pixel_values.to(self.dtype))
         if input_ids is not None:
             attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             text = partial(run, "text_model_output", self._text_features)

@@ -14,9 +14,10 @@ import datasets
 import numpy as np
 import torch
 from huggingface_hub import HfApi
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModel, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 
 from conjoin.data import EpochRows, PairCollator
@@ -183,7 +184,11 @@ class TemperatureConfig(RetrievalConfig):
 
 
 class Step(nn.Module):
-    """The forward that DDP and FSDP wrap: a trainer's `embed` and `loss_terms` around the encoder and the loss."""
+    """What DDP and FSDP wrap: the retriever, with what else is trained, and a trainer's hooks as its forward.
+
+    It behaves as the retriever: attributes that it lacks (`config`, `save_pretrained`, `get_input_embeddings` ...) are
+    the retriever's, and so is a forward of a processor's output.
+    """
 
     accepts_loss_kwargs = False
 
@@ -206,8 +211,18 @@ class Step(nn.Module):
         names = {type(module).__name__ for module in tower.modules()}
         return sorted(names & set(self.encoder._no_split_modules or ()))
 
-    def forward(self, **inputs: Any) -> dict[str, Tensor]:
-        """Return the loss terms of a batch."""
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return getattr(super().__getattr__("encoder"), name)
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return the loss terms of a batch, which has parts; of a processor's output, what the retriever returns."""
+        if not any(isinstance(part, Mapping) for part in inputs.values()):
+            return self.encoder(**inputs)
         embeddings, chunk_terms = self.embed(**inputs)
         return self.terms(embeddings, chunk_terms, inputs)
 
@@ -233,14 +248,6 @@ class Step(nn.Module):
                 f"matryoshka_dims has no effect: {name}.loss_terms calls its loss without self.matryoshka"
             )
         return terms
-
-    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing in the encoder: less memory, more compute."""
-        self.encoder.activation_checkpointing_enable(**kwargs)
-
-    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing, by its name in earlier versions of transformers."""
-        self.encoder.gradient_checkpointing_enable(**kwargs)
 
 
 class EpochCallback(TrainerCallback):
@@ -270,8 +277,9 @@ class RetrievalTrainer(Trainer):
     this package load it.
 
     Args:
-        model: A name or folder, or a loaded model: one of this package; CLIP or SigLIP, which becomes score fusion; a
-            multimodal language model or an embedder around one, which becomes an MLLM retriever.
+        model: A name or folder, or a loaded model: one of this package; CLIP, SigLIP or another module with
+            `get_image_features` and `get_text_features`, which score fusion holds; an MLLM or an embedder around one,
+            by its name. A loaded model is trained itself, with its `requires_grad` and its adapters (`PeftModel`).
         args: The method's configuration; its defaults when None. Of plain `TrainingArguments`, what differs from their
             defaults is used.
         train_dataset: Rows. `EpochRows` receive the current epoch.
@@ -315,6 +323,14 @@ class RetrievalTrainer(Trainer):
     ) -> None:
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
+        if isinstance(encoder, ScoreFusionModel) and isinstance(processing_class, ProcessorMixin):
+            if not isinstance(processing_class, ImageTextProcessor):  # CLIP's
+                processing_class = ImageTextProcessor(processing_class.image_processor, processing_class.tokenizer)
+        self.export_problem = export_problem(encoder)
+        if self.export_problem:
+            logger.warning(
+                "save_model will refuse this model: %s; save the object that you passed", self.export_problem
+            )
         if processing_class is not None:
             own = self.make_collator(processing_class, encoder, args)
             data_collator = data_collator or own
@@ -358,6 +374,7 @@ class RetrievalTrainer(Trainer):
         train_dataset = self.prepare_rows(train_dataset, args)
         if args.dataloader_persistent_workers and isinstance(train_dataset, EpochRows):
             raise ValueError("workers start anew in every epoch of these rows; remove dataloader_persistent_workers")
+        has_cache_flag = "use_cache" in vars(getattr(encoder, "config", encoder))
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
             args=args,
@@ -367,6 +384,8 @@ class RetrievalTrainer(Trainer):
             data_collator=data_collator,
             **kwargs,
         )
+        if not has_cache_flag:  # transformers sets it, and it would be saved
+            vars(getattr(encoder, "config", encoder)).pop("use_cache", None)
         self.sharding = Sharding(self.accelerator, self.model)
         self.add_callback(self.sharding)
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
@@ -513,7 +532,7 @@ class RetrievalTrainer(Trainer):
         if isinstance(args, self.config_class):
             return args
         if args is None:
-            name = str(model if isinstance(model, str | Path) else model.config.name_or_path or "model")
+            name = str(model if isinstance(model, str | Path) else getattr(model, "name_or_path", "") or "model")
             return self.config_class(f"{Path(name).name}-{type(self).__name__.removesuffix('Trainer')}")
         known, defaults = {each.name for each in fields(self.config_class) if each.init}, vars(TrainingArguments())
         given = {name: value for name, value in vars(args).items() if name in known and value != defaults.get(name)}
@@ -722,6 +741,8 @@ class RetrievalTrainer(Trainer):
             return
         if self.args.matryoshka_dims:  # a server reads there which widths may be asked for
             self.encoder.config.matryoshka_dimensions = sorted(self.args.matryoshka_dims)
+        if self.export_problem:
+            raise ValueError(f"the model cannot be saved as a retriever: {self.export_problem}; save your own object")
         folder, weights = str(output_dir or self.args.output_dir), self.sharding.encoder_weights()  # of all processes
         if not self.args.should_save:
             return
@@ -816,22 +837,35 @@ def load_trainable(
         elif kind in ARCHITECTURES:
             model, own = from_mllm(name, processor=limits, **options)
         else:
-            own = processor or image_text_processor(name, name)
             model = score_fusion_model(model, **options)
-        processor = processor or own
-    elif model.config.model_type not in MODELS and "vision_config" in model.config.sub_configs:
-        if not hasattr(model, "get_image_features"):
+            own = processor or image_text_processor(name, name)
+        return model, processor or own
+    if isinstance(model, PeftModel):
+        if model.active_peft_config.is_prompt_learning:
             raise ValueError(
-                f"{type(model).__name__} has no two towers; pass its name, or an MLLM retriever around it"
+                f"{model.active_peft_config.peft_type.value} of peft adds prompts; expected adapters (LoRA)"
             )
-        if processor is None:
-            processor = image_text_processor(model.name_or_path, model.name_or_path)
-        model = score_fusion_model(model)
-    elif processor is None and model.name_or_path and model.config.model_type in MODELS:
-        processor = load_processor(model.name_or_path)
-    if isinstance(model, ScoreFusionModel) and not isinstance(processor, ImageTextProcessor):
-        processor = ImageTextProcessor(processor.image_processor, processor.tokenizer)  # CLIP's
-    return model, processor
+        model = model.get_base_model()  # with its adapters inside
+    name = getattr(model, "name_or_path", "")
+    if getattr(getattr(model, "config", None), "model_type", None) in MODELS:
+        return model, processor or (load_processor(name) if name else None)
+    model = score_fusion_model(model)
+    if processor is None and not name:
+        raise ValueError(f"{type(model.backbone).__name__} has no folder with a processor: pass processing_class")
+    return model, processor or image_text_processor(name, name)
+
+
+def export_problem(model: Any) -> str | None:
+    """Return why a folder that `AutoModel` loads could not hold a score fusion; None if it can."""
+    held = getattr(model, "backbone", None)
+    if not isinstance(model, ScoreFusionModel) or held is None:
+        return None
+    name = type(held).__name__
+    if not isinstance(held, PreTrainedModel):
+        return f"{name} has no configuration of transformers"
+    with torch.device("meta"):
+        plain = AutoModel.from_config(held.config)
+    return None if type(plain) is type(held) else f"AutoModel would build a {type(plain).__name__}, not a {name}"
 
 
 def last_checkpoint(folder: str | Path) -> Path:

@@ -16,7 +16,8 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import check_target_module_exists
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.utils import ModulesToSaveWrapper
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
@@ -25,6 +26,8 @@ from conjoin.hub import load_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 
 ADAPTER_FILE = "adapter_config.json"
+TUNED = (BaseTunerLayer, ModulesToSaveWrapper)
+"""What peft puts in place of a module."""
 BASE_CLASS = "AutoModelForImageTextToText"
 """The class whose names of layers the saved adapters have, as vLLM wants them."""
 
@@ -82,13 +85,16 @@ def find_part(model: PreTrainedModel, name: str, key: str) -> Any:
 
 def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model with the adapters merged into the weights, or the model itself if it has none."""
-    if not any("lora_" in name for name, _ in model.named_parameters()):
+    if not any(isinstance(module, TUNED) for module in model.modules()):
         return model
     merged = copy.deepcopy(model)
     layers: list[tuple[str, Any]] = [
-        (path, module) for path, module in merged.named_modules() if isinstance(module, LoraLayer)
+        (path, module) for path, module in merged.named_modules() if isinstance(module, TUNED)
     ]
     for path, layer in layers:
+        if isinstance(layer, ModulesToSaveWrapper):
+            merged.set_submodule(path, layer.modules_to_save[layer.active_adapters[0]])
+            continue
         base = layer.get_base_layer()
         if base.weight.is_floating_point():
             layer.merge()

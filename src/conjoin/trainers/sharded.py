@@ -39,6 +39,7 @@ class Sharding(TrainerCallback):
 
     def __init__(self, accelerator: Accelerator, step: "Step") -> None:
         self.accelerator, self.step = accelerator, step
+        self.scalars: list[str] = []
         self.fsdp = accelerator.distributed_type == DistributedType.FSDP
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise ValueError("DeepSpeed is not supported; shard the state of training by FSDP2 (accelerate/fsdp.yaml)")
@@ -49,9 +50,10 @@ class Sharding(TrainerCallback):
         plugin: Any = accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
             raise ValueError(f"fsdp_version is {plugin.fsdp_version}; expected 2 in the launch file (--config_file)")
-        for parameter in step.parameters():
+        for name, parameter in step.named_parameters():
             if parameter.ndim == 0:  # FSDP shards a dimension
                 parameter.data = parameter.data.reshape(1)
+                self.scalars.append(name)
         if plugin.mixed_precision_policy is not None:  # gradients are summed in float32
             dtype = plugin.mixed_precision_policy.param_dtype
             plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
@@ -102,5 +104,6 @@ class Sharding(TrainerCallback):
         state = self.weights()
         if not self.accelerator.is_main_process:
             return state
+        state |= {name: state[name].reshape(()) for name in self.scalars if name in state}
         weights = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
         return merge_lora_weights(self.step.encoder, weights)
