@@ -1,9 +1,10 @@
 """Train a pruned MLLM retriever by PUMA: stage 1 on text pairs with a teacher, stage 2 on queries with instructions.
 
-Give the recipes of both stages. Further flags are for both: `--KEY VALUE`.
+Give the recipes of both stages. Flags `--KEY VALUE` are for both, those behind `--stage1` or `--stage2` for one.
 
 accelerate launch examples/train_puma.py training_args/puma/stage1_qwen2_vl_7b.yaml \
-    training_args/puma/stage2_qwen2_vl_7b.yaml --max_steps 10
+    training_args/puma/stage2_qwen2_vl_7b.yaml --max_steps 10 \
+    --stage1 --model_name_or_path Qwen/Qwen2-VL-2B-Instruct --stage2 --temperature 0.05
 """
 
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 from conjoin import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 from conjoin.trainers import parse_recipe, run
+
+OF_ONE = ("--model_name_or_path", "--output_dir")
 
 
 def train_stage(config_class: type[Any], trainer_class: type[Any], words: list[str]) -> str:
@@ -25,9 +28,21 @@ def train_stage(config_class: type[Any], trainer_class: type[Any], words: list[s
 
 def main() -> None:
     """Distil the whole model into its first layers, then tune these by the MAC loss."""
-    first, second, *flags = sys.argv[1:]
-    distilled = train_stage(PumaStage1Config, PumaStage1Trainer, ["--config", first, *flags])
-    words = ["--config", second, "--model_name_or_path", distilled, *flags]
+    first, second, *words = sys.argv[1:]
+    flags: dict[str, list[str]] = {"both": [], "--stage1": [], "--stage2": []}
+    stage = "both"
+    for word in words:
+        if word in flags:
+            stage = word
+        else:
+            flags[stage].append(word)
+    for word in flags["both"]:
+        if word.partition("=")[0] in OF_ONE:
+            raise SystemExit(f"{word}: of which stage? Put it behind --stage1 or --stage2")
+    distilled = train_stage(
+        PumaStage1Config, PumaStage1Trainer, ["--config", first, *flags["both"], *flags["--stage1"]]
+    )
+    words = ["--config", second, "--model_name_or_path", distilled, *flags["both"], *flags["--stage2"]]
     train_stage(PumaStage2Config, PumaStage2Trainer, words)
 
 

@@ -116,7 +116,7 @@ def read(arguments):
     """Parse a command, the options of its benchmark and the keys of its recipe."""
     _, options = cli.read_command(arguments)
     if arguments[0] == "train":
-        rest = options.overrides
+        rest = [word for word in options.overrides if word not in ("--keys", "--dry-run")]
         if not torch.cuda.is_available() and "--bf16" in rest:  # refused without a GPU
             place = rest.index("--bf16")
             del rest[place : place + 2]

@@ -87,7 +87,9 @@ def test_train_puma_on_two_ranks(rows, mllm_checkpoints):
     second = recipe(
         rows, "two", trainer="puma_stage2", dataset_name=str(rows / "tuning.jsonl"), dataset_format="queries"
     )
-    start("train_puma.py", first, second, ranks=2)
+    start("train_puma.py", first, second, "--stage2", "--temperature", "0.2", ranks=2)
+    logs = [json.loads((rows / name / "recipe.json").read_text()) for name in ("one", "two")]
+    assert [log["temperature"] for log in logs] == [0.05, 0.2] and logs[1]["model_name_or_path"] == str(rows / "one")
     assert [load_model(rows / name)[0].config.keep_layers for name in ("one", "two")] == [2, 2]
 
 

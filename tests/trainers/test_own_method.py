@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from conjoin import QueryCandidateConfig, QueryCandidateTrainer, RetrievalConfig, RetrievalTrainer
+from conjoin import GclConfig, QueryCandidateConfig, QueryCandidateTrainer, RetrievalConfig, RetrievalTrainer
 from tiny_training import make_encoder, make_rows
 
 PAGE = Path(__file__).parents[2] / "docs/own_method.md"
@@ -46,6 +46,10 @@ def test_a_loss_of_ones_own_trains(name, folder):
     term = f"{Path(name).stem}_loss"
     assert trainer.state.log_history[0][term] == pytest.approx(first, abs=1e-3)
     assert first > 0 and second != first
+    trainer.save_model()
+    record = json.loads((folder / "runs" / Path(name).stem / "recipe.json").read_text())
+    assert (record["model_name_or_path"], len(record["log"])) == (CLIP, len(trainer.state.log_history))
+    assert "Widths to train the embeddings at" in RetrievalConfig.__doc__ and "Widths" in GclConfig.__doc__
 
 
 def test_a_trainer_of_ones_own_has_flags_and_a_record(folder, monkeypatch):

@@ -97,7 +97,8 @@ def test_accumulation_is_the_mean_over_micro_batches(trainer, chunk_size):
     rows = make_rows(8)
     trainer = trainer("contrastive", rows, dropout=False, max_steps=1, per_device_train_batch_size=2, optim="sgd",
                       gradient_accumulation_steps=4, learning_rate=1.0, max_grad_norm=0.0,
-                      train_sampling_strategy="sequential", gradient_cache_chunk_size=chunk_size)  # fmt: skip
+                      temperature_learning_rate=None, train_sampling_strategy="sequential",
+                      gradient_cache_chunk_size=chunk_size)  # fmt: skip
     step = trainer.model.train()
     losses = [step(**trainer.data_collator([rows[i], rows[i + 1]]))["contrastive_loss"] for i in range(0, 8, 2)]
     (sum(losses) / 4).backward()

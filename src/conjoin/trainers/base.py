@@ -38,6 +38,7 @@ from conjoin.push import model_upload, push
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
+from conjoin.trainers.record import write_record
 from conjoin.trainers.sharded import Sharding
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,14 @@ class RetrievalConfig(TrainingArguments):
     overwrite_output_dir: bool = field(default=False, metadata={"aliases": ["--overwrite"]})
     recipe: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
     """The model's and the data's fields, if a recipe was parsed; for `recipe.json`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Append the fields of the classes above to the docstring, for `help`."""
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[1:]:
+            if issubclass(base, RetrievalConfig) and "Args:\n" in (base.__doc__ or ""):
+                own = str(base.__doc__).partition("Args:\n")[2].partition("\n\n")[0].rstrip()
+                cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\n    Fields of {base.__name__}:\n{own}\n"
 
     def __post_init__(self) -> None:
         if self.activation_checkpointing and "activation_checkpointing" not in _INHERITED:
@@ -749,10 +758,13 @@ class RetrievalTrainer(Trainer):
         model = merge_lora(self.encoder) if weights is None else self.encoder
         if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
             save_model(model, self.processing_class, folder, weights)
-            return
-        model.save_pretrained(folder, state_dict=weights)  # a class without an auto class
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
+        else:  # a class without an auto class
+            model.save_pretrained(folder, state_dict=weights)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__.removesuffix("Trainer")).lower()
+        source = getattr(self.encoder, "backbone", self.encoder).name_or_path
+        write_record(folder, self.args, self.state.log_history, trainer=name, model_name_or_path=source or None)
 
     def push_to_hub(  # type: ignore[override]
         self,

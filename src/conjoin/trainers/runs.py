@@ -1,13 +1,10 @@
 """Run a recipe: build its trainer, train until it ends or a signal comes, save the model and what it ran on."""
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 from contextlib import ExitStack
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,12 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-import conjoin
 from conjoin.data import SkippedFile, without_problems
 from conjoin.data.row_checks import remove_skipped
 from conjoin.losses.gather import is_distributed
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.storage import locked, make_folder, write_text
-from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
+from conjoin.storage import locked, make_folder
+from conjoin.trainers.base import RetrievalTrainer
 from conjoin.trainers.peft import save_adapter
 from conjoin.trainers.recipe import TRAINERS, Recipe, check_folder
 
@@ -95,8 +91,6 @@ def run(trainer: RetrievalTrainer) -> None:
                 signal.signal(number, handler)
         if args.should_save:
             _save_adapter(trainer, folder / "adapter")
-            record = args.recipe | args.to_dict() | {"ran": _surroundings(args), "log": trainer.state.log_history}
-            write_text(folder / "recipe.json", json.dumps(record, indent=2, default=str) + "\n")
         trainer.accelerator.wait_for_everyone()  # who loads the model next, on any process, finds it
         if args.push_to_hub:
             trainer.push_to_hub()
@@ -110,25 +104,6 @@ def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
     base = recipe.get("model_name_or_path")
     if is_embedder and adapted and base and "keep_layers" not in (recipe["model_init_kwargs"] or {}):
         save_adapter(trainer.encoder, folder, base)
-
-
-def _surroundings(args: RetrievalConfig) -> dict[str, Any]:
-    """Return what a run ran on, for its record and its model's card."""
-    batch = args.per_device_train_batch_size * args.world_size
-    of_others = batch * (1 + args.recipe.get("hard_negatives", 0)) - 1
-    clone, head = Path(conjoin.__file__).parents[2], ""
-    if (clone / ".git").exists() and shutil.which("git"):
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True).stdout.strip()
-    negatives = {"gcl": 3 * batch - 2, "solar_stage2": None}  # those of SOLAR's stage 2 differ by anchor
-    return {
-        "world_size": args.world_size,
-        "contrastive_batch": batch,
-        "effective_batch": batch * args.gradient_accumulation_steps,
-        "negatives_per_query": negatives.get(args.recipe.get("trainer", ""), of_others),
-        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "peft", "datasets")},
-        "conjoin": conjoin.__version__,
-        "commit": head or None,
-    }
 
 
 class Interruption(TrainerCallback):
