@@ -80,7 +80,7 @@ def test_instructions_go_to_queries(mteb, monkeypatch):
         mteb.evaluate(model, [task], cache=None)
         found.append({("image" in items[0], role, told) for items, role, told in recorder.seen})
     picture = (True, "document", None)
-    assert found == [{(False, "query", "Find the picture."), picture}, {(False, "query", "Mine."), picture}]
+    assert found == [{(False, "query", "Find the picture. "), picture}, {(False, "query", "Mine. "), picture}]
 
 
 def test_rows_become_items_and_errors_name_the_row(pictures):

@@ -111,7 +111,7 @@ def test_what_cannot_be_a_repository_needs_no_request(endpoint, tmp_path, monkey
             check_model(name)
     (tmp_path / "weights.bin").write_text("x")
     for path in (tmp_path / "weights.bin", tmp_path):
-        with pytest.raises(FileNotFoundError, match="it is no folder with a config"):
+        with pytest.raises(FileNotFoundError, match="it is no folder with a file config"):
             check_model(path)
 
 

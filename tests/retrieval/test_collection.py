@@ -161,7 +161,7 @@ class TestWords:
     @pytest.mark.parametrize("most", [0, 10_000])
     def test_words_of_any_script_codes_and_typos(self, most, tmp_path, warnings, monkeypatch):
         """Few rows are searched by runs of letters, more by whole words."""
-        monkeypatch.setattr("conjoin.retrieval.collection.MOST_MISTYPED", most)
+        monkeypatch.setattr("conjoin.retrieval.collection_table.MOST_MISTYPED", most)
         code = "0123456789abcdef" * 3
         texts = [
             "红色的苹果放在桌子上",

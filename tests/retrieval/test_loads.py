@@ -3,6 +3,7 @@
 docs/models.md prints the same table.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -10,13 +11,25 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from peft import LoraConfig, get_peft_model
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
+from conjoin.hub import load_model
 from conjoin.retrieval import load_encoder
-from tiny_checkpoints import CHECKPOINTS, EYE_LAYERS, PIXELS, SIZES, bert_tokenizer, clip_tokenizer, siglip_tokenizer
+from tiny_checkpoints import (
+    CHECKPOINTS,
+    EYE_LAYERS,
+    PIXELS,
+    SIZES,
+    bert_tokenizer,
+    clip_tokenizer,
+    siglip_tokenizer,
+    xlm_roberta_tokenizer,
+)
 
 TEXTS = ["a red apple", "no", "two green chairs"]
 LARGE, STAGES = {"height": 64, "width": 64}, {"hidden_sizes": [8] * 4, "depths": [1] * 4}
@@ -156,8 +169,7 @@ def test_vectors_are_those_of_the_library(name, pooling, folders, pictures):
     read_at, _, _ = LOADS[name]
     encoder = load_encoder(folders(name), device="cpu", pooling=pooling, batch_size=2)
     kinds = {"text": TEXTS, "image": pictures[:3]}
-    takes = [kind for kind, items in kinds.items() if (encoder.processor.tokenizer and kind == "text")
-             or (encoder.processor.image_processor and kind == "image")]  # fmt: skip
+    takes = [kind for kind in kinds if kind in encoder.processor.takes]
     items = [item for kind in takes for item in kinds[kind]]
     found = encoder.encode(items)
     if pooling is None:
@@ -227,8 +239,8 @@ def blip2():
 
 REFUSED = {
     "BLIP-2": (lambda: [blip2()], "'blip-2' gives no embedding"),
-    "only a processor": (lambda: [eye()], "it has neither a config.json nor a modules.json"),
-    "late interaction": (lambda: [colpali()], "has no single vector that AutoModel gives"),
+    "only a processor": (lambda: [eye()], "it is no folder with a file config.json or"),
+    "late interaction": (lambda: [colpali()], "a late-interaction model .* has a vector for each token"),
     "speech": (
         lambda: [model("Wav2Vec2", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
                        conv_dim=[8], conv_stride=[2], conv_kernel=[3], num_conv_pos_embeddings=4,
@@ -259,9 +271,86 @@ def test_what_is_no_encoder_is_refused_in_one_line_when_it_is_loaded(kind, tmp_p
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_an_adapter_beside_the_weights_is_applied(tiny_checkpoints, tmp_path):
-    from peft import LoraConfig, get_peft_model
+def late(folder):
+    for part in CHECKPOINTS["bert"]():
+        part.save_pretrained(folder / "bert")
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    tokens = Dense(24, 16, bias=False, activation_function=torch.nn.Identity(), **names)
+    SentenceTransformer(modules=[Transformer(str(folder / "bert")), tokens], device="cpu").save(str(folder))
 
+
+def splade(folder):
+    words = bert_tokenizer()
+    for part in (model("Bert", "ForMaskedLM", vocab_size=77, **SIZES), words):
+        part.save_pretrained(folder / "bert")
+    SparseEncoder(modules=[MLMTransformer(str(folder / "bert")), SpladePooling("max")], device="cpu").save(str(folder))
+    (folder / "config_sentence_transformers.json").unlink()  # as before it named the class
+
+
+def reranker(folder):
+    for part in (model("Bert", "ForSequenceClassification", vocab_size=77, num_labels=1, **SIZES), bert_tokenizer()):
+        part.save_pretrained(folder)
+
+
+def new_reranker(folder):
+    reranker(folder / "bert")
+    CrossEncoder(str(folder / "bert"), device="cpu").save_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(("save", "problem"), [
+    (late, "a late-interaction model .* has a vector for each token"),
+    (splade, "it is a sparse model"),
+    (reranker, "it is a reranker, .*pass it as reranker"),
+    (new_reranker, "it is a reranker"),
+])  # fmt: skip
+def test_models_of_sentence_transformers_without_one_vector_are_named(save, problem, tmp_path):
+    save(tmp_path)
+    with pytest.raises(ValueError, match=problem) as raised:
+        load_encoder(tmp_path, device="cpu")
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+ROBERTA = {"max_position_embeddings": 42, "pad_token_id": 1, "vocab_size": 42}
+LONG = {
+    "RoBERTa": (lambda: model("Roberta", **ROBERTA, **SIZES), xlm_roberta_tokenizer, 40),  # behind the padding token
+    "XLM-RoBERTa": (lambda: CHECKPOINTS["xlm_roberta"]()[0], xlm_roberta_tokenizer, 40),
+    "BERT": (lambda: CHECKPOINTS["bert"]()[0], bert_tokenizer, 40),
+    "CLIP": (lambda: model("CLIPText", **CLIP_TEXT), clip_tokenizer, 40),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_texts_are_cut_to_the_positions_of_a_model_whose_tokenizer_has_no_limit(name, tmp_path):
+    build, words, limit = LONG[name]
+    for part in (build(), changed(words(), model_max_length=int(1e30))):
+        part.save_pretrained(tmp_path)
+    encoder = load_encoder(tmp_path, device="cpu", pooling="mean")
+    longer, longest = encoder.encode(["a " * 80, "a " * 99])
+    np.testing.assert_allclose(longer, longest, atol=1e-6)
+    assert encoder.model.model.max_seq_length == limit
+
+
+def test_adapters_alone_are_merged_into_the_model_that_they_name(tiny_checkpoints, own_export, tmp_path):
+    for name, base in (("tower", Path(tiny_checkpoints["bert"])), ("own", own_export[0])):
+        how = {"pooling": "mean"} if name == "tower" else {}
+        tiny = AutoModel.from_pretrained(base) if how else load_model(base)[0]
+        targets = r".*attention\.self\.(query|value)|.*text_model.*\.(query|value|q_proj)"
+        adapted = get_peft_model(tiny, LoraConfig(target_modules=targets, r=2, init_lora_weights=False))
+        adapted.save_pretrained(tmp_path / name)
+        path = tmp_path / name / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(base)}))
+        found = load_encoder(tmp_path / name, device="cpu", **how)
+        merged, plain = adapted.merge_and_unload(), load_encoder(base, device="cpu", **how)
+        inner = found.model.body if how else found.model
+        for weight, wanted in zip(inner.parameters(), merged.parameters(), strict=True):
+            torch.testing.assert_close(weight, wanted)
+        assert np.abs(found.encode(TEXTS) - plain.encode(TEXTS)).max() > 1e-4
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": None}))
+        with pytest.raises(ValueError, match="names no base_model_name_or_path"):
+            load_encoder(tmp_path / name, device="cpu", **how)
+
+
+def test_an_adapter_beside_the_weights_is_applied(tiny_checkpoints, tmp_path):
     words = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"])
     base = AutoModel.from_pretrained(tiny_checkpoints["bert"])
     for part in (base, words):

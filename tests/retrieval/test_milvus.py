@@ -64,9 +64,6 @@ def test_search_rows_and_what_is_known(collection, copied):
     for k in (1, 10, 150):
         near(copied.rank(QUERIES, k), collection.rank(QUERIES, k))
     near(copied.rank(QUERIES[:1], np.int64(3)), collection.rank(QUERIES[:1], 3))
-    cheap = {"kind": "text", "where": "price < 4"}
-    near(copied.rank(QUERIES, 9, **cheap), collection.rank(QUERIES, 9, **cheap))
-    assert copied.rank(QUERIES, 9, kind="image").ids == [[]] * len(QUERIES)
     ids = ["doc/00007", "doc/01000", "doc/00007"]
     assert copied.rows(ids) == [row | {"day": "2026-01-02"} for row in collection.rows(ids)]
     assert copied.rows([]) == []

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from conjoin.hub import export
 from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder, rank_items
-from conjoin.retrieval.sentence_encoder import SentenceEncoder, SentenceItems, load_sentence_transformer
+from conjoin.retrieval.sentence_model import load_sentence_model
 from tiny_checkpoints import bert_tokenizer
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
@@ -176,11 +176,16 @@ def test_a_text_is_never_a_path(sentence_folders, pictures, tmp_path, monkeypatc
     assert np.linalg.norm(as_text - as_image) > 0.1
 
 
-def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkeypatch):
+def test_images_of_messages_reach_the_library_decoded(mllm_checkpoints, pictures, tmp_path, monkeypatch):
     """The library would fetch a URL by itself, without limits."""
+    source, _ = mllm_checkpoints("qwen2_vl")
+    folder = export(mllm_model(source), mllm_processor(source), tmp_path / "model")
+    encoder, seen = ItemEncoder(*load_sentence_model(folder, trust_remote_code=True)), []
+    preprocess = encoder.model.model.preprocess
+    spied = lambda inputs, **how: seen.extend(inputs) or preprocess(inputs, **how)  # noqa: E731
+    monkeypatch.setattr(encoder.model.model, "preprocess", spied)
     pictures[0].save(tmp_path / "a.png")
     monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
-    items = SentenceItems(frozenset({"text", "image", "image,text"}), True, {}, "")
     content = [
         "plain",
         {"type": "image", "path": str(tmp_path / "a.png")},
@@ -189,8 +194,9 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
         {"type": "image", "image": None},
     ]
     messages = [{"role": "system", "content": "find"}, {"role": "user", "content": content}]
-    seen = items([messages, messages[1]])["inputs"]
-    for found in (seen[0][1], seen[1]):
+    encoder.encode([messages, [messages[1]]])
+    seen = sorted(seen, key=len, reverse=True)
+    for found in (seen[0][1], seen[1][0]):
         assert found["content"][0] == "plain" and found["content"][2::2] == content[2::2]
         for place in (1, 3):
             assert found["content"][place]["type"] == "image"
@@ -198,14 +204,14 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
     assert seen[0][0] == messages[0]
     content[1] = {"type": "image", "url": "https://example.org/a.png"}
     with pytest.raises(ValueError, match="URLs are not fetched"):
-        items([messages])
+        encoder.encode([messages])
 
 
 def test_chat_messages_beside_other_items(mllm_checkpoints, pictures, tmp_path):
     """The library cannot mix them in a batch with items of the same modality."""
     source, _ = mllm_checkpoints("qwen2_vl")
     model, processor = mllm_model(source), mllm_processor(source)
-    other = SentenceEncoder(*load_sentence_transformer(export(model, processor, tmp_path), trust_remote_code=True))
+    other = ItemEncoder(*load_sentence_model(export(model, processor, tmp_path), trust_remote_code=True))
     shown = [{"type": "image", "image": picture} for picture in pictures[:2]]
     chat = [{"role": "user", "content": [shown[0], {"type": "text", "text": "but like"}, shown[1]]}]
     items = [chat, {"image": pictures[2], "text": "a box"}, "a box", {"image": pictures[:2], "text": "both"}]

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.options import (
     EncoderOptions,
@@ -35,7 +35,6 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
         model: Folder or Hub name of the model that made the collection (default: the folder on this machine that the
             collection records).
         where: Search only the rows that this SQL condition holds for: "category = 'shoes' and price < 50".
-        kind: Search only rows with an image alone, a text alone, or both.
         hybrid: Also find the words of --text in the texts, and add the scores of both.
         json: Print JSON, with full texts, instead of a table.
         html: Also write a page of the results, with their pictures.
@@ -51,7 +50,6 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
     k: int = 10
     model: str | None = None
     where: str | None = None
-    kind: Literal["image", "text", "both"] | None = None
     hybrid: bool = False
     json: bool = False
     html: str | None = None
@@ -86,7 +84,7 @@ def run(options: Options) -> None:
         text=text if options.hybrid else None,
         pictures=options.html is not None,
         weights=dict(options.weight) or None,
-        **pick(options, "where", "kind", "group_by", "min_score", "prompt", "prompt_name"),
+        **pick(options, "where", "group_by", "min_score", "prompt", "prompt_name"),
     )
     if reranker is not None:
         hits = rerank_hits(hits, [item], reranker, options.rerank_top)

@@ -106,8 +106,8 @@ class _Vectors:
 
 
 def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
-    """The prompt that gives an encoder an instruction: models of other libraries read it before the text as it is."""
-    return f"{instruction} " if instruction and hasattr(encoder.processor, "digest") else instruction
+    """The prompt that gives an encoder an instruction, with a space behind it, as UniIR joins it to a query."""
+    return f"{instruction} " if instruction and not encoder.takes_messages else instruction
 
 
 def plain_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:

@@ -1,10 +1,11 @@
 """Loading saved models of this package: always with the installed classes, whatever code lies beside the weights."""
 
+import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
+from conjoin.constants import SAMPLE_MODEL
 from conjoin.hub.embedder import load_embedder
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -30,9 +32,23 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
     "token_fusion": (TokenFusionModel, ImageTextProcessor),
 }
 """The classes of each `model_type` of this package."""
+ADAPTER = "adapter_config.json"
 REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
 """What to do about a file that differs from its checksum."""
-CONFIGS = ("config.json", "modules.json")
+CONFIGS = ("config.json", "modules.json", ADAPTER)
+LATE_INTERACTION = "a late-interaction model (ColBERT, ColPali) has a vector for each token, and no one for an item"
+_NO_VECTORS = {
+    "CrossEncoder": "it is a reranker, which scores pairs and gives no vectors; pass it as reranker (--reranker)",
+    "SparseEncoder": "it is a sparse model (SPLADE), with a weight for each word of a vocabulary and no dense vector",
+    "MultiVectorEncoder": LATE_INTERACTION,
+}
+"""What models are whose vectors cannot be searched here, by their class in sentence-transformers."""
+_MODULES = {
+    "SparseEncoder": ("splade", "sparse", "csr"),
+    "MultiVectorEncoder": ("pylate", "colbert", "multivector", "multi_vector"),
+}
+"""Words in the names of modules that only such models have."""
+Kind = Literal["own", "onnx", "embedder", "sentence-transformers", "adapter", "mllm", "tower"]
 TIMEOUT = 5.0
 """Seconds that the one request to the hub may take."""
 
@@ -56,16 +72,17 @@ def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTraine
         ValueError: A file is damaged, the configuration does not fit the weights, the model is not one of this
             package, or it is an ONNX export.
     """
-    if (Path(path) / ONNX_SETTINGS).is_file():
+    path = local_model(path)
+    kind = model_kind(path, revision)
+    if kind == "onnx":
         raise ValueError(
             f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed"
         )
     check_checksums(Path(path), REMEDY)
-    kind = model_type(path, revision)
-    if kind not in MODELS and is_embedder(path, revision):
+    if kind == "embedder":
         with loading(path, revision):
             return load_embedder(path, revision=revision)
-    model_class, _ = _classes(path, kind)
+    model_class, _ = _classes(path, model_type(path, revision))
     with loading(path, revision):
         options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
         loaded: Any = model_class.from_pretrained(path, revision=revision or "main", **options)
@@ -93,12 +110,98 @@ def is_own_model(path: str | Path, revision: str | None = None) -> bool:
 
 
 def is_embedder(path: str | Path, revision: str | None = None) -> bool:
-    """Whether `path` holds a model of sentence-transformers around an MLLM that the MLLM retriever supports.
+    """Whether `path` holds a model of sentence-transformers around an MLLM that the MLLM retriever supports."""
+    return model_kind(path, revision) == "embedder"
+
+
+def model_kind(path: str | Path, revision: str | None = None) -> Kind:
+    """Ask the files of a model what it is.
+
+    Returns:
+        * `"own"`, a model of this package, or `"onnx"`, an export of one;
+        * `"embedder"`, a folder of sentence-transformers around an MLLM that the MLLM retriever supports, or
+          `"sentence-transformers"`, any other;
+        * `"adapter"`, adapters of peft without the model that they adapt;
+        * `"mllm"`, a bare MLLM that the MLLM retriever supports, or `"tower"`, any other bare checkpoint.
 
     Raises:
-        FileNotFoundError: There is no configuration.
+        FileNotFoundError: There is no such model.
+        ValueError: It is a reranker, a sparse or a late-interaction model: the message names what it is.
     """
-    return model_type(path, revision) in ARCHITECTURES and has_file(path, "modules.json", revision)
+    with loading(path, revision):
+        names = ("config_sentence_transformers.json", "modules.json", "config.json")
+        settings, modules, config = (_json(path, name, revision) for name in names)
+        settings, config = ({} if given is None else given for given in (settings, config))
+        made = [*(config.get("architectures") or []), *(str(module["type"]) for module in modules or [])]
+        kind = settings.get("model_type")
+        for name, words in _MODULES.items():
+            if any(word in made_of.lower() for made_of in made for word in words):
+                kind = name
+        scores = (
+            any(name.endswith("ForSequenceClassification") for name in made) and len(config.get("id2label", "")) == 1
+        )
+        if scores and modules is None:
+            kind = "CrossEncoder"
+        if kind in _NO_VECTORS:
+            raise ValueError(_NO_VECTORS[kind])
+    if config.get("model_type") in MODELS:
+        return "onnx" if has_file(path, ONNX_SETTINGS, revision) else "own"
+    is_mllm = config.get("model_type") in ARCHITECTURES
+    if modules is not None:
+        return "embedder" if is_mllm else "sentence-transformers"
+    if not config and has_file(path, ADAPTER, revision):
+        return "adapter"
+    return "mllm" if is_mllm else "tower"
+
+
+def local_model(path: str | Path) -> str | Path:
+    """Return the path of a model; that of `"sample"` is a folder, which `sample_model` makes."""
+    if str(path) != SAMPLE_MODEL:
+        return path
+    from conjoin.hub.sample import sample_model
+
+    return sample_model()
+
+
+def adapter_base(path: str | Path, revision: str | None = None) -> str:
+    """The model that adapters of peft adapt.
+
+    Raises:
+        ValueError: Their files do not name it.
+    """
+    with loading(path, revision):
+        base = (_json(path, ADAPTER, revision) or {}).get("base_model_name_or_path")
+        if not base:
+            raise ValueError(f"{ADAPTER} names no base_model_name_or_path")
+    return str(base)
+
+
+def merge_adapter(model: Any, path: str | Path, revision: str | None = None) -> Any:  # noqa: ANN401 - a module
+    """Merge adapters of peft into the model that they adapt, in place; return it.
+
+    Raises:
+        RuntimeError: A weight has another shape.
+        ValueError: They do not fit.
+    """
+    from peft import PeftConfig, get_peft_model
+    from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+    adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(path), revision=revision))
+    weights = load_peft_weights(str(path), device="cpu", **({} if revision is None else {"revision": revision}))
+    report: Any = set_peft_model_state_dict(adapted, weights)
+    wrong = [name for name in report.missing_keys if "lora_" in name] + report.unexpected_keys
+    if wrong:
+        raise ValueError(
+            f"the adapters in {str(path)!r} do not fit {type(model).__name__}: {len(wrong)} weights are missing or "
+            f"left over, such as {wrong[0]!r}"
+        )
+    return adapted.merge_and_unload()
+
+
+def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # noqa: ANN401 - any JSON value
+    """The content of a file of a model; None if there is no such file."""
+    file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
 
 
 def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:
@@ -177,14 +280,14 @@ def check_model(name: str | Path, revision: str | None = None) -> None:
         FileNotFoundError: The folder holds no model; or there is no such folder, and no such repository, or the hub
             cannot be reached.
     """
-    path, name = Path(name), str(name)
+    path, name = Path(local_model(name)), str(name)
     if revision is not None and path.exists():
         raise ValueError(f"revision={revision!r}: {name!r} is on this machine; only a model on the hub has revisions")
     if any((path / config).is_file() for config in CONFIGS):
         return
     problem = f"cannot load the model {name!r}: "
     if path.exists():
-        raise FileNotFoundError(f"{problem}it is no folder with a config.json or a modules.json")
+        raise FileNotFoundError(f"{problem}it is no folder with a file {' or '.join(CONFIGS)}")
     try:
         if not any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
             HfApi().model_info(name, revision=revision, timeout=TIMEOUT)

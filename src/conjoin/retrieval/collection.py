@@ -1,12 +1,8 @@
 """A collection: encoded items with what is known of them, in one Lance table."""
 
-import json
 import logging
-import os
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,51 +12,36 @@ import lancedb.index
 import numpy as np
 import pyarrow as pa
 import torch
-from lancedb.index import FTS, BTree
 from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
-    KINDS,
     OWN_COLUMNS,
-    TABLE_NAME,
     check_files,
-    check_place,
     committing,
     condition,
-    connect,
     id_conditions,
     index_names,
     local_folder,
-    move_tag,
+    open_newest,
     open_published,
-    open_table,
+    publish,
     published_version,
+    read_metadata,
     reading,
-    with_kind,
+    write_metadata,
+    writing,
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, SETTINGS, FaissIndex, default_factory, train_faiss
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search, exact_search
-from conjoin.storage import locked
 
 logger = logging.getLogger(__name__)
-_METADATA = "conjoin"
 _FAISS = "faiss"
 """The folder of an index of FAISS, beside the table."""
-MOST_WORDS = 2_000_000
-"""Rows up to which a publication indexes the words of new texts by itself."""
-MOST_MISTYPED = 10_000
-"""Rows up to which words are found by their runs of one to three letters, so also mistyped ones and parts of words.
-
-A search of 20,000 rows then takes 66 ms of a processor, of 1,000,000 rows many seconds; by whole words 3 and 20 ms.
-"""
-_REBUILT = ("BTree", "FTS")
-_FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
-"""How long readers of an earlier version find its files."""
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
@@ -84,36 +65,35 @@ class Changes(NamedTuple):
 
 
 class Collection(Searchable):
-    """A state of a collection, by default the published one: it stays the same while others write.
+    """The published state of a collection: it stays the same while others write.
 
     Args:
         uri: A folder; or `s3://`, `gs://`, `az://`; or `hf://datasets/OWNER/NAME`, which can only be read.
         memory: Keep the vectors in memory and rank there (on a GPU if there is one), exactly, if they take at most
             this many bytes and there is no index of FAISS.
-        table: Another state; see `newest`.
 
     Attributes:
         uri: As given.
         table: The Lance table, at this version.
+        metadata: `key`, what the vectors were made from; `details`, what else is known; `index`, how to search them.
         dimension: Length of the vectors.
         dtype: Of their numbers, `"float32"` or `"float16"`.
         changes: What the encoding did that made this object; None if it was opened.
 
     Raises:
         FileNotFoundError: There is no collection.
-        DamagedError: A file differs from its checksum.
-        OSError: A file is missing, or cannot be read.
-        ValueError: It is unfinished, or the folder holds something else.
+        ValueError: It is unfinished or damaged, or the folder holds something else.
     """
 
-    def __init__(self, uri: str | Path, memory: int = 0, table: Table | None = None) -> None:
+    def __init__(self, uri: str | Path, memory: int = 0) -> None:
         self.uri = str(uri)
         self.changes: Changes | None = None
         self._memory = memory
-        self._load(open_published(self.uri) if table is None else table)
+        self._load()
 
-    def _load(self, table: Table) -> None:
-        self.table = table
+    def _load(self) -> None:
+        self.table = open_published(self.uri)
+        self.metadata = read_metadata(self.table)
         field = self.table.schema.field("vector").type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
@@ -123,29 +103,13 @@ class Collection(Searchable):
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
             self._held = *self._sorted_vectors(), choose_device()
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder on this machine; None elsewhere."""
-        return local_folder(self.uri)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the table records of its vectors: `key` (their origin), `details` and `index` (how to search them).
-
-        Raises:
-            ValueError: It records nothing.
-        """
-        metadata = (self.table.schema.field("vector").metadata or {}).get(_METADATA.encode())
-        if metadata is None:
-            raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")
-        return dict(json.loads(metadata))
-
     @cached_property
     def faiss(self) -> FaissIndex | None:
         """The index of FAISS beside the table, if it is of this version; searches without a condition use it."""
-        if self.folder is None or not (self.folder / _FAISS / SETTINGS).is_file():
+        folder = local_folder(self.uri)
+        if folder is None or not (folder / _FAISS / SETTINGS).is_file():
             return None
-        return FaissIndex.open(self.folder / _FAISS, self.version)
+        return FaissIndex.open(folder / _FAISS, self.version)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -169,17 +133,18 @@ class Collection(Searchable):
     @property
     def skipped(self) -> list[Skipped]:
         """The rows of the data that the last encoding skipped because they cannot be used; of a folder only."""
-        return [] if self.folder is None else read_skipped(self.folder / SKIPPED_FILE)
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """How many rows have an image, a text, or both, by these names."""
-        return {kind: count for kind in KINDS if (count := self.table.count_rows(with_kind(None, kind)))}
+        folder = local_folder(self.uri)
+        return [] if folder is None else read_skipped(folder / SKIPPED_FILE)
 
     @property
     def ids(self) -> list[str]:
         """All ids, in the order of `vectors`."""
         return self.select()
+
+    def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
+        """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
+        for batch in self.scan(["id", "vector"], where):
+            yield batch["id"], matrix(batch["vector"], self.dimension)
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
@@ -207,16 +172,8 @@ class Collection(Searchable):
         names = self.table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += ["picture"] if pictures and "picture" in names else []
-        return [_known_values(row) for row in self.take(ids, columns).to_pylist()]
-
-    def take(self, ids: Sequence[str], columns: list[str]) -> pa.Table:
-        """Some columns of the rows of ids, in their order.
-
-        Raises:
-            ValueError: An id is not in the collection.
-        """
         table, places = self._look_up(ids, columns)
-        return table.take(places)
+        return [_known_values(row) for row in table.take(places).to_pylist()]
 
     def select(self, where: str | None = None) -> list[str]:
         """The ids of the rows that a condition holds for, or of all.
@@ -267,7 +224,6 @@ class Collection(Searchable):
         k: int = 10,
         *,
         where: str | None = None,
-        kind: str | None = None,
         text: str | Sequence[str] | None = None,
         exact: bool = False,
     ) -> Ranking:
@@ -277,7 +233,6 @@ class Collection(Searchable):
             vectors: Of the queries `(Q, D)`, L2-normalised.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
-            kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
             text: Words to find as well, for all queries or one text for each ("" for none): the score of a row
                 is then its inner product, scaled to 1 for the best row and 0 for the hundredth, plus 1.5 s³, where s
                 is its score by words (BM25) divided by the best.
@@ -290,7 +245,7 @@ class Collection(Searchable):
             ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that
                 cannot be evaluated; or words without an index of words.
         """
-        queries, where = check_search(vectors, k, self.dimension), with_kind(where, kind)
+        queries = check_search(vectors, k, self.dimension)
         if text is not None:
             texts = [text] * len(queries) if isinstance(text, str) else list(text)
             return self._fused(queries, k, where, texts, exact)
@@ -373,125 +328,6 @@ class Collection(Searchable):
         order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
         return ids.take(pa.array(order)), numbers[order], matrix(table["vector"], self.dimension)[order]
 
-    @classmethod
-    def newest(cls, uri: str | Path) -> "Collection | None":
-        """Open the newest rows, published or not, which a writer continues; None without rows.
-
-        Raises:
-            ValueError: The folder holds something else.
-        """
-        try:
-            table = open_table(uri, writes=True)
-        except FileNotFoundError:
-            return None
-        is_empty = published_version(uri, table) is None and not table.count_rows()
-        return None if is_empty else cls(uri, table=table)
-
-    @classmethod
-    @contextmanager
-    def writing(cls, uri: str | Path) -> Iterator["Collection | None"]:
-        """Be the one writer of a collection in a folder, and open it as `newest` does; Lance orders commits elsewhere.
-
-        Raises:
-            DamagedError: What readers see is damaged: a writer would give it new checksums.
-            ValueError: Another process writes, the folder holds something else, or the collection can only be read.
-        """
-        if str(uri).startswith("hf://"):
-            raise ValueError(f"{uri!r} can only be read: copy it with `conjoin copy`, or change it and push it again")
-        os.environ.setdefault("LANCE_DEFAULT_FRAGMENT_READAHEAD", "1")  # memory of compaction: 100 instead of 170 MB
-        folder = local_folder(uri)
-        if folder is None:
-            yield cls.newest(uri)
-            return
-        check_place(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
-            newest = cls.newest(uri)
-            if newest is not None and (version := published_version(uri, newest.table)) is not None:
-                check_files(folder, version)
-            yield newest
-
-    @classmethod
-    def create(cls, uri: str | Path, schema: pa.Schema) -> "Collection":
-        """Make an empty table, as a new version if there is a table, which readers see as before."""
-        with committing(uri):
-            database = connect(uri, writes=True)
-            mode = "overwrite" if TABLE_NAME in database.list_tables().tables else "create"
-            return cls(uri, table=database.create_table(TABLE_NAME, schema=schema, mode=mode))
-
-    def upsert(self, rows: pa.Table, exists: np.ndarray, details: Mapping[str, Any]) -> None:
-        """Write rows: those that `exists` says `(N,)` replace the ones of their ids, the others are new.
-
-        Args:
-            rows: Columns that the table has not are added to it.
-            exists: Which ids the table has.
-            details: What the metadata says of the run that made them.
-
-        Raises:
-            ValueError: A column holds values of another type than before.
-            OSError: The disk is full or fails.
-        """
-        with committing(self.uri):
-            known = {*self.table.schema.names}
-            if added := [each for each in rows.schema if each.name not in known and not pa.types.is_null(each.type)]:
-                self.table.add_columns(added)
-            rows = _cast(rows, self.table.schema)
-            new, changed = rows.filter(~exists), rows.filter(exists)
-            if len(new):
-                self.table.add(new)
-            if len(changed):
-                self.table.merge_insert("id").when_matched_update_all().execute(changed)
-            self._record(details=details)
-
-    def delete(self, ids: Sequence[str]) -> None:
-        """Delete rows; readers see them until `publish`."""
-        with committing(self.uri):
-            for where in id_conditions(ids):
-                self.table.delete(where)
-
-    def publish(self, columns: Iterable[str] = ()) -> None:
-        """Let readers see this state; until then, and if this is interrupted, they see the one before.
-
-        Indexes of columns and words are built again, not updated: that takes Lance less time, and a tenth of the
-        memory.
-
-        Args:
-            columns: To index, besides those that the published version indexes.
-
-        Raises:
-            OSError: The disk is full or fails.
-        """
-        table, before, names = self.table, published_version(self.uri, self.table), {"id", *columns}
-        if before == table.version and names <= {*index_names(table)}:
-            return
-        with committing(self.uri):
-            if before is not None:
-                table.checkout(before)
-                names |= {index.name for index in table.list_indices() if index.index_type in _REBUILT}
-                table.checkout_latest()
-                for index in table.list_indices():
-                    if index.index_type in _REBUILT:
-                        table.drop_index(index.name)
-                table.optimize(cleanup_older_than=_FOREVER)
-            missing = names - {*index_names(table)}
-            for name in sorted(missing & {*table.schema.names} - {"text"}):
-                table.create_index(name, config=BTree(), name=name)
-            wants_words = "text" in missing or (table.count_rows() <= MOST_WORDS and "text" not in index_names(table))
-            if wants_words and table.count_rows("text is not null"):
-                few: Any = {"base_tokenizer": "ngram", "ngram_min_length": 1, "ngram_max_length": 3}
-                many: Any = {"base_tokenizer": "icu", "max_token_length": None}  # cuts each script into its words
-                cut = few if table.count_rows() <= MOST_MISTYPED else many
-                table.create_index("text", config=FTS(stem=False, remove_stop_words=False, **cut), name="text")
-            move_tag(self.folder, table, before)
-            if before is not None:
-                table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance keeps all while an old version has a tag
-                move_tag(self.folder, table, published_version(self.uri, table))
-
-    def _record(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
-        """Change what the metadata says, if it differs."""
-        if (metadata := self.metadata | changes) != self.metadata:
-            self.table.update_field_metadata({"path": "vector", "metadata": {_METADATA: json.dumps(metadata)}})
-
     def remove(self, ids: Sequence[str]) -> None:
         """Remove rows and publish the collection without them; this object sees that state from then on.
 
@@ -500,7 +336,12 @@ class Collection(Searchable):
             OSError: The disk is full or fails; readers see the collection as it was.
         """
         self._look_up(ids, ["id"])  # refuses unknown ones
-        self._write(lambda newest: newest.delete(ids))
+
+        def delete(table: Table) -> None:
+            for where in id_conditions(ids):
+                table.delete(where)
+
+        self._write(delete)
 
     def index(
         self, kind: str | None = "ivf_hnsw_sq", *, probes: int = 20, refine: int = 10, recall_queries: int = 100
@@ -526,17 +367,16 @@ class Collection(Searchable):
             raise ValueError(f"unknown kind {kind!r} of index; expected one of {list(INDEX_KINDS)}")
         settings: dict[str, Any] | None = None if kind is None else {"kind": kind, "probes": probes, "refine": refine}
 
-        def build(newest: Collection) -> None:
-            with committing(self.uri):
+        def build(table: Table) -> None:
+            if kind is not None:
                 try:
-                    if kind is not None:
-                        index = vars(lancedb.index)[kind.title().replace("_", "")]
-                        newest.table.create_index("vector", config=index(distance_type="dot"), name="vector")
-                    elif "vector" in index_names(newest.table):
-                        newest.table.drop_index("vector")
+                    index = vars(lancedb.index)[kind.title().replace("_", "")]
+                    table.create_index("vector", config=index(distance_type="dot"), name="vector")
                 except (RuntimeError, ValueError) as error:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
-                newest._record(index=settings)
+            elif "vector" in index_names(table):
+                table.drop_index("vector")
+            write_metadata(table, self.metadata | {"index": settings})
 
         columns = [field.name for field in self.schema if field.name != "text" and _can_be_indexed(field.type)]
         if "text" in self.schema.names and self.table.count_rows("text is not null"):
@@ -560,17 +400,18 @@ class Collection(Searchable):
             ValueError: FAISS does not know the factory or cannot train it with so few vectors, the collection is in no
                 folder of this machine, or another process writes into it.
         """
-        if self.folder is None:
+        folder = local_folder(self.uri)
+        if folder is None:
             raise ValueError(f"{self.uri!r} is no folder of this machine: FAISS searches only those")
-        with Collection.writing(self.uri):
-            self._load(open_published(self.uri))
+        with writing(self.uri):
+            self._load()
             if not len(self):
                 raise ValueError(f"the collection {self.uri!r} has no rows to index")
             ids, _, vectors = self._sorted_vectors()
             factory = factory or default_factory(len(self))
             settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
             self.faiss = FaissIndex(train_faiss(factory, vectors), ids, settings)
-            self.faiss.write(self.folder / _FAISS)
+            self.faiss.write(folder / _FAISS)
         return self.recall(recall_queries)
 
     def recall(self, queries: int = 100) -> float:
@@ -596,70 +437,41 @@ class Collection(Searchable):
         """Hash all files of a folder and compare them with their checksums.
 
         Raises:
-            DamagedError: One differs.
-            OSError: One is missing.
-            ValueError: The collection is not in a folder of this machine.
+            ValueError: One is missing or damaged, or the collection is not in a folder of this machine.
         """
-        if self.folder is None:
+        folder = local_folder(self.uri)
+        if folder is None:
             raise ValueError(f"{self.uri!r} is no folder of this machine: only those have checksums")
-        check_files(self.folder, self.version, everything=True)
+        check_files(folder, self.version, everything=True)
         for _ in self.scan(self.table.schema.names):  # a missing file is an error of Lance
             pass
 
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
-        columns = [name for name in self.table.schema.names if name not in ("item_digest", "row_digest", "row_kind")]
+        columns = [name for name in self.table.schema.names if name not in ("item_digest", "row_digest")]
         table = self._read(columns).select(columns).replace_schema_metadata(None)
         table = table if len(table) else table.schema.empty_table()
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
         return rows.cast_column("picture", datasets.Image()) if "picture" in columns else rows
 
-    def _write(self, change: Callable[["Collection"], object], columns: Sequence[str] = ()) -> None:
-        """Change the newest state, publish it, and see it; `columns` as for `publish`."""
-        with Collection.writing(self.uri) as newest:
-            published = open_published(self.uri)
-            if newest is None or (newest.version != published.version and not _has_same_rows(newest.table, published)):
+    def _write(self, change: Callable[[Table], object], columns: Sequence[str] = ()) -> None:
+        """Change the table, publish it, and see the new state; arguments as for `publish`."""
+        with writing(self.uri), committing(self.uri):
+            table = open_newest(self.uri)
+            if published_version(table) != table.version and not _has_same_rows(table, self.uri):
                 raise ValueError(
                     f"the last change of {self.uri!r} did not end: run the same `conjoin encode` again first"
                 )
-            change(newest)
-            newest.publish(columns)
-        self._load(open_published(self.uri))
+            change(table)
+            publish(self.uri, table, columns)
+        self._load()
 
 
-def _has_same_rows(table: Table, published: Table) -> bool:
+def _has_same_rows(table: Table, uri: str) -> bool:
     """Whether a table has the published rows, as one has that an interrupted `index` left."""
+    published = open_published(uri)
     now, before = (each.search().select(["id", "row_digest"]).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
-
-
-def vector_field(dimension: int, dtype: str, metadata: Mapping[str, Any]) -> pa.Field:
-    """The column of vectors of a new table."""
-    number = pa.float16() if dtype == "float16" else pa.float32()
-    return pa.field("vector", pa.list_(number, dimension), metadata={_METADATA: json.dumps(metadata)})
-
-
-def _cast(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give rows the columns of a table.
-
-    Raises:
-        ValueError: A column holds values of another type than before.
-    """
-    columns = []
-    for field in schema:
-        column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-        try:
-            both = [pa.schema([pa.field(field.name, kind)]) for kind in (field.type, column.type)]
-            if pa.types.is_nested(field.type) and field.name != "vector":  # a cast drops fields that are new
-                if pa.unify_schemas(both, promote_options="permissive").field(0).type != field.type:
-                    raise pa.ArrowInvalid("it is another one")
-            columns.append(column.cast(field.type))
-        except pa.ArrowException as error:
-            raise ValueError(
-                f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
-                f"{column.type} now ({error}); give all its values one type, such as --keep {field.name}:number"
-            ) from error
-    return pa.table(columns, schema=schema)
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types

@@ -13,7 +13,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
-from conjoin.constants import SAMPLE_MODEL
 from conjoin.devices import choose_device, choose_dtype
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
@@ -54,14 +53,15 @@ class ModelIdentity(NamedTuple):
 def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
     """The model that the metadata of a collection record."""
     key, details = metadata["key"], metadata["details"]
-    input_type = key["input_type"] if details["has_multi_image_items"] else None
+    input_type = key["input_type"] if details["several"] else None
     return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"])
 
 
 class EncoderOutput(NamedTuple):
-    """What `ItemEncoder` reads of a model's output: `embeddings` `(N, D)`."""
+    """What `ItemEncoder` reads of a model's output: `embeddings` `(N, D)`, and how they were before normalisation."""
 
     embeddings: torch.Tensor
+    raw: torch.Tensor | None = None
 
 
 class ItemEncoder:
@@ -153,7 +153,17 @@ class ItemEncoder:
     @property
     def is_symmetric(self) -> bool:
         """Whether queries and documents are encoded alike."""
-        return self.prompt_of("query") == self.prompt_of("document")
+        return getattr(self.model, "is_symmetric", True) and self.prompt_of("query") == self.prompt_of("document")
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether a prompt is a message of its own before the item, and not a text that the item's text follows."""
+        return bool(getattr(self.processor, "has_messages", False))
+
+    @property
+    def follows_instructions(self) -> bool:
+        """Whether the model is told what to look for: it is of this package, takes messages or ships prompts."""
+        return isinstance(self.processor, OWN_PROCESSORS) or self.takes_messages or any(self.prompts.values())
 
     def prompt_of(self, role: Role | None, prompt: str | None = None, prompt_name: str | None = None) -> str | None:
         """Return the prompt of items: the one given or named, else the model's own of the role.
@@ -335,7 +345,7 @@ class ItemEncoder:
             [[(items[position], prompts[position], known[position]) for position in chunk] for chunk in chunks],  # type: ignore[arg-type]
             batch_size=None,
             num_workers=self.num_workers,
-            collate_fn=partial(_prepare, self.processor, self.input_type, size),
+            collate_fn=partial(_prepare, self.processor, self.input_type, size, role),
             generator=torch.Generator(),  # so that the one of the caller stays as it is
         )
         for chunk, (inputs, counts, problems) in zip(chunks, batches, strict=True):
@@ -349,7 +359,7 @@ class ItemEncoder:
             if usable:
                 known_names = [names[position] for position in usable]
                 with evaluation_mode(self.model):
-                    vectors = self._forward(inputs, counts, known_names, role, normalize_embeddings)
+                    vectors = self._forward(inputs, counts, known_names, normalize_embeddings)
                 if width is not None:
                     check_truncation(width, vectors.shape[1], repr(self.name))
                     vectors = vectors[:, :width] if not normalize_embeddings else truncate(vectors, width)
@@ -361,22 +371,19 @@ class ItemEncoder:
 
         return cos_sim(embeddings1, embeddings2)
 
-    def _embed(self, batch: dict[str, Any], role: Role | None, normalize: bool) -> torch.Tensor:
+    def _embed(self, batch: dict[str, Any], normalize: bool) -> torch.Tensor:
         """The embeddings `(n, D)` of what the processor made of a batch."""
-        return self.model(**send_to_device(batch, self.device)).embeddings
+        output = self.model(**send_to_device(batch, self.device))
+        raw = None if normalize else getattr(output, "raw", None)
+        return output.embeddings if raw is None else raw
 
     def _forward(
-        self,
-        inputs: Sequence[dict[str, Any]],
-        counts: Sequence[int],
-        names: Sequence[str],
-        role: Role | None,
-        normalize: bool,
+        self, inputs: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], normalize: bool
     ) -> np.ndarray:
         """Run a batch; returns `(n, D)` float32: of an item with several embeddings their mean, L2-normalised."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            parts = [self._embed(batch, role, normalize) for batch in inputs]
+            parts = [self._embed(batch, normalize) for batch in inputs]
         embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
         if embeddings.ndim != 2 or len(embeddings) != sum(counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
@@ -399,11 +406,15 @@ def _check_positive(**values: int | None) -> None:
 
 def model_name(path: str | Path) -> str:
     """What manifests call a model: the absolute path of a local folder, or the name of a repository on the Hub."""
-    return str(Path(path).resolve()) if path != SAMPLE_MODEL and Path(path).is_dir() else str(path)
+    return str(Path(path).resolve()) if Path(path).is_dir() else str(path)
 
 
 def _prepare(
-    processor: Processor, input_type: str, batch_size: int, chunk: Sequence[tuple[Any, str | None, str | None]]
+    processor: Processor,
+    input_type: str,
+    batch_size: int,
+    role: Role | None,
+    chunk: Sequence[tuple[Any, str | None, str | None]],
 ) -> tuple[list[dict[str, Any]], list[int], dict[int, ItemError]]:
     """Make the model inputs of items, each with its instruction and its id; of each alone where that fails for all.
 
@@ -425,16 +436,18 @@ def _prepare(
             )
             if isinstance(processor, OWN_PROCESSORS) and all(each is not None for each in ids):
                 more["ids"] = ids  # which its warnings name
+            if getattr(processor, "takes_role", False):
+                more["role"] = role
             inputs.append(dict(processor(items, **more)))
         return inputs, [len(several) for several in parts], {}
     except (ValueError, FileNotFoundError) as error:
         if len(chunk) == 1:
             return [], [], {0: error if isinstance(error, ItemError) else ItemError("item 0", str(error))}
-    alone = [_prepare(processor, input_type, batch_size, [each]) for each in chunk]
+    alone = [_prepare(processor, input_type, batch_size, role, [each]) for each in chunk]
     problems = {index: problem[0] for index, (_, _, problem) in enumerate(alone) if problem}
     usable = [each for index, each in enumerate(chunk) if index not in problems]
     if usable and problems:
-        return *_prepare(processor, input_type, batch_size, usable)[:2], problems
+        return *_prepare(processor, input_type, batch_size, role, usable)[:2], problems
     inputs = [batch for batches, _, _ in alone for batch in batches]
     return inputs, [count for _, some, _ in alone for count in some], problems
 

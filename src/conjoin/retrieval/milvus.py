@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import milvus_address, with_kind
+from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search
@@ -66,13 +66,7 @@ class MilvusCollection(Searchable):
         return recorded_identity(self._metadata)
 
     def rank(
-        self,
-        vectors: np.ndarray,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        kind: str | None = None,
-        text: str | Sequence[str] | None = None,
+        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
     ) -> Ranking:
         """As `Collection.rank`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
 
@@ -83,8 +77,6 @@ class MilvusCollection(Searchable):
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
             raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
-        if (of_kind := with_kind(None, kind)) is not None:
-            where = " and ".join([*([f"({where})"] if where else []), of_kind.replace("=", "==")])
         found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
         return Ranking.join(
             by_score([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found
@@ -96,7 +88,7 @@ class MilvusCollection(Searchable):
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             chosen = json.dumps([*ids[start : start + _ROWS_AT_ONCE]], ensure_ascii=False)  # Lite takes no parameters
             for row in self._call("query", self._name, filter=f"id in {chosen}", output_fields=["*"]):
-                by_id[row["id"]] = {name: value for name, value in row.items() if name not in ("vector", "row_kind")}
+                by_id[row["id"]] = {name: value for name, value in row.items() if name != "vector"}
         if missing := [id_ for id_ in ids if id_ not in by_id]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return [by_id[id_] for id_ in ids]
@@ -138,7 +130,7 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
     }
     options = {"schema": schema, "index_params": indexed, "consistency_level": "Strong", "properties": described}
     do("create_collection", name, **options)
-    columns = [name for name in collection.schema.names if name != "id"] + ["row_kind"]
+    columns = [name for name in collection.schema.names if name != "id"]
     try:
         with progress(total=len(collection), desc="copying", unit="row", show=show_progress) as bar:
             for batch in collection.scan(["id", "vector", *columns]):

@@ -96,13 +96,7 @@ class Searchable(ABC):
 
     @abstractmethod
     def rank(
-        self,
-        vectors: np.ndarray,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        kind: str | None = None,
-        text: str | Sequence[str] | None = None,
+        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
     ) -> Ranking:
         """Rank the rows that are most similar to each query.
 
@@ -110,7 +104,6 @@ class Searchable(ABC):
             vectors: Of the queries `(Q, D)`, L2-normalised.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this condition holds for.
-            kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
             text: Words to find as well, for all queries or one text for each.
 
         Raises:

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from conjoin.constants import SAMPLE_MODEL
 from conjoin.processing.item_error import ItemError
-from conjoin.retrieval.collection import Collection, matrix
+from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
@@ -58,8 +57,8 @@ def search_items(
         k: Results per query.
         offset: Results that are left out before them.
         pictures: Also give the thumbnail of each row, as `"picture"`, where the collection keeps them.
-        how: As for `rank_items`: `where`, `kind`, `text`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`;
-            and errors as there.
+        how: As for `rank_items`: `where`, `text`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`; and
+            errors as there.
 
     Returns:
         For each query a list of `Hit` (`id`, `score`, `row`), best first.
@@ -74,7 +73,6 @@ def rank_items(
     k: int = 10,
     *,
     where: str | None = None,
-    kind: str | None = None,
     text: str | Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
     group_by: str | None = None,
@@ -90,7 +88,6 @@ def rank_items(
         items: The queries: strings, images, `{"text", "image"}` or chat messages.
         k: Results per query.
         where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`.
-        kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
         text: Words to find as well; see `Collection.rank`.
         weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
             Σ weight · vector of the part, L2-normalised, in place of the model's vector of both.
@@ -117,9 +114,9 @@ def rank_items(
         encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
         vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
     if group_by is not None:
-        result = search_groups(collection, vectors, k, group_by, where=where, kind=kind, text=text)
+        result = search_groups(collection, vectors, k, group_by, where=where, text=text)
     else:
-        result = collection.rank(vectors, k, where=where, kind=kind, text=text)
+        result = collection.rank(vectors, k, where=where, text=text)
     if min_score is None:
         return result
     return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
@@ -133,7 +130,6 @@ def search_groups(
     column: str,
     *,
     where: str | None = None,
-    kind: str | None = None,
     text: str | Sequence[str] | None = None,
 ) -> Ranking:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
@@ -147,7 +143,6 @@ def search_groups(
         k: Groups per query.
         column: Its name; of texts, numbers, dates or true and false.
         where: As for `Collection.rank`.
-        kind: As for `Collection.rank`.
         text: As for `Collection.rank`.
 
     Raises:
@@ -158,7 +153,7 @@ def search_groups(
     if not isinstance(collection, Collection):
         raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
     depth = 4 * k
-    first = collection.rank(vectors, depth, where=where, kind=kind, text=text)
+    first = collection.rank(vectors, depth, where=where, text=text)
     rankings: list[tuple[list[str], np.ndarray]] = []
     for number, (ids, scores) in enumerate(first.queries()):
         best: dict[Any, tuple[str, float]] = {}
@@ -171,8 +166,7 @@ def search_groups(
                 break
             own = text if isinstance(text, str) or text is None else text[number]
             others = _without(column, best, where)
-            again = collection.rank(vectors[number : number + 1], depth, where=others, kind=kind, text=own)
-            ((ids, scores),) = again.queries()
+            ((ids, scores),) = collection.rank(vectors[number : number + 1], depth, where=others, text=own).queries()
         found = [*best.values()][:k]
         falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
         rankings.append(([id_ for id_, _ in found], falling))
@@ -277,9 +271,9 @@ def search_exactly(
     names: list[pa.Array] = []
 
     def blocks() -> Iterator[np.ndarray]:
-        for batch in collection.scan(["id", "vector"]):
-            names.append(batch["id"])
-            yield matrix(batch["vector"], collection.dimension)
+        for block_ids, vectors in collection.batches():
+            names.append(block_ids)
+            yield vectors
 
     positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
     return Ranking.at(pa.chunked_array(names, pa.string()), positions, scores)
@@ -327,7 +321,7 @@ def load_query_encoder(collection: Searchable, model: str | None = None, **optio
 
 
 def recorded_model(collection: Searchable) -> str:
-    """The local folder of a model that a collection records; or `"sample"`.
+    """The local folder of a model that a collection records.
 
     A collection may come from anywhere, so nothing is fetched on its word, and no code of the folder runs.
 
@@ -336,8 +330,6 @@ def recorded_model(collection: Searchable) -> str:
         ValueError: A model elsewhere is recorded.
     """
     name = collection.model.name
-    if name == SAMPLE_MODEL:
-        return name
     is_local = Path(name).is_absolute()
     if is_local and not Path(name).is_dir():
         raise FileNotFoundError(f"the model that made the collection is no longer at {name!r}: pass --model")

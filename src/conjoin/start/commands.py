@@ -52,12 +52,14 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
         Its name, and the reason.
     """
     from conjoin.hub.load import check_model
-    from conjoin.retrieval import Collection
+    from conjoin.retrieval.collection_table import open_table, read_metadata
 
     if model is not None:
         return model, "as asked for"
-    if (collection := Collection.newest(out)) is not None:
-        return str(collection.metadata["details"]["model"]), f"which made {out}"
+    try:
+        return str(read_metadata(open_table(out))["details"]["model"]), f"which made {out}"
+    except FileNotFoundError:
+        pass
     try:
         check_model(PUBLIC_MODEL)
     except FileNotFoundError as error:

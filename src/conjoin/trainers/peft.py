@@ -6,15 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import (
-    LoraConfig,
-    PeftConfig,
-    get_peft_model,
-    get_peft_model_state_dict,
-    inject_adapter_in_model,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
+from peft import LoraConfig, PeftConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils import ModulesToSaveWrapper
@@ -23,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.hub import load_model
+from conjoin.hub.load import merge_adapter
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 
 ADAPTER_FILE = "adapter_config.json"
@@ -200,15 +193,7 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
         )
     base = base or named
     model, processor = load_model(base)
-    adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
-    report: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
-    wrong = [name for name in report.missing_keys if "lora_" in name] + report.unexpected_keys
-    if wrong:
-        raise ValueError(
-            f"the adapters in {str(folder)!r} do not fit {base!r}: {len(wrong)} weights are missing or left over, "
-            f"such as {wrong[0]!r}"
-        )
-    return adapted.merge_and_unload(), processor
+    return merge_adapter(model, folder), processor
 
 
 def save_adapter(model: MllmRetrieverModel, folder: str | Path, base: str) -> None:

@@ -4,8 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 
 from conjoin.evaluation import EvaluateOptions, evaluate, format_results, read_qrels
+from conjoin.hub import export, from_clip
+from conjoin.retrieval import load_encoder
 from tiny_letters import letters_encoder
 from tiny_runs import read_run
 
@@ -49,6 +53,55 @@ def root(tmp_path):
     instructions = [HEADER, "text\ttext\tWebQA\t2\tx\ty", "text\timage,text\tWebQA\t2\tx\t"]
     write(root, "instructions/query_instructions.tsv", instructions)
     return root
+
+
+def write_pictures(root, pictures):
+    """A task of lone pictures and one of pictures with texts, each of which asks by an instruction."""
+    names = [f"mbeir_images/{number}.png" for number in range(len(pictures))]
+    for name, picture in zip(names, pictures, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(root / name)
+    lines = [HEADER, "image\timage\tNIGHTS\t4\tfind a day-to-day image\t"]
+    write(root, "instructions/query_instructions.tsv", [*lines, "image,text\timage\tFashionIQ\t7\tlike it but\t"])
+    for cell, dataset, modality, text in (
+        ("nights_task4", 4, "image", None),
+        ("fashioniq_task7", 7, "image,text", ""),
+    ):
+        queries, qrels, pool = [], [], []
+        for number, name in enumerate(names):
+            asked = {"query_txt": None if text is None else f"red {number}", "query_img_path": name}
+            row = {"qid": f"{dataset}:{number}", "query_modality": modality, "neg_cand_list": []} | asked
+            queries.append(json.dumps(row | {"pos_cand_list": [f"{dataset}:{number}"]}))
+            qrels.append(f"{dataset}:{number} 0 {dataset}:{number} 1 4")
+            shown = {"did": f"{dataset}:{number}", "txt": None, "img_path": name, "modality": "image"}
+            pool.append(json.dumps(shown | {"src_content": None}))
+        write(root, f"query/test/mbeir_{cell}_test.jsonl", queries)
+        write(root, f"qrels/test/mbeir_{cell}_test_qrels.txt", qrels)
+        write(root, f"cand_pool/local/mbeir_{cell}_cand_pool.jsonl", pool)
+
+
+def test_equal_weights_have_equal_numbers_through_every_door(tiny_checkpoints, pictures, tmp_path):
+    """The instruction stands before each query, a lone picture's, too."""
+    root, clip = tmp_path / "mbeir", tiny_checkpoints["clip"]
+    write_pictures(root, [*pictures, *(picture.rotate(90) for picture in pictures)])
+    saved = SentenceTransformer(modules=[Transformer(clip)], device="cpu")
+    saved.save_pretrained(str(tmp_path / "sentence"))
+    doors = {"stock": clip, "fusion": export(*from_clip(clip), tmp_path / "fusion"), "sentence": tmp_path / "sentence"}
+    found, cells = {}, ["nights_task4", "fashioniq_task7"]
+    for name, folder in doors.items():
+        encoder = load_encoder(folder, device="cpu")
+        for told in (True, False):
+            how = {"cells": cells, "pools": ["local"], "instructions": told, "data": str(root)}
+            options = EvaluateOptions(ks=(1, 3), baselines=False)
+            results = evaluate(encoder, "mbeir", tmp_path / f"{name}-{told}", options, **how)
+            rates = {cell: {k: rate.value for k, rate in results.metrics(f"local/{cell}").items()} for cell in cells}
+            asked = encoder.encode_query(pictures, prompt="find " if told else None)
+            found[name, told] = rates, asked @ encoder.encode_document(pictures).T
+    for told in (True, False):
+        for name in ("fusion", "sentence"):
+            assert found[name, told][0] == found["stock", told][0], name
+            np.testing.assert_allclose(found[name, told][1], found["stock", told][1], atol=1e-5)
+    assert np.abs(found["stock", True][1] - found["stock", False][1]).max() > 1e-2
 
 
 def run(root, out, model=None, **which):
