@@ -75,9 +75,9 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
             "as images/1.jpg, or URLs) or titles (texts of several words); name one by --columns"
         )
     free = _Columns(dataset)
-    unkept = [name for name in free.free if name in (*OWN_COLUMNS, "text", "image")]
-    used = {chosen.image, *chosen.text[:1], chosen.id, chosen.group, *unkept}  # further texts may be kept too
-    free.free = [name for name in free.free if name not in used]
+    used = {chosen.image, *chosen.text[:1], chosen.id, chosen.group}  # further texts may be kept too
+    unkept = [name for name in free.free if name in (*OWN_COLUMNS, "text", "image") and name not in used]
+    free.free = [name for name in free.free if name not in (*used, *unkept)]
     numbers, choices = free.numbers(), free.choices()
     group = [chosen.group] if chosen.group else []
     found = Products(chosen, [*dict.fromkeys([*group, *(keep or [*numbers, *choices])])], ())
