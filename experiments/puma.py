@@ -29,7 +29,7 @@ from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
-from conjoin.data import MbeirTraining, emoji_concepts, load_nli
+from conjoin.data import MbeirTraining, QueryTable, emoji_concepts
 from conjoin.evaluation import EvaluateOptions, evaluate_cells
 from conjoin.evaluation.tasks.mbeir import MbeirOptions, mbeir_cells
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -177,7 +177,7 @@ def text_pairs(split: str) -> datasets.Dataset:
         for other in (concept.alternative_text, spanish[concept.concept])
         if other and other != concept.text
     ]
-    return load_nli(datasets.Dataset.from_dict(dict(zip(("sent0", "sent1"), zip(*pairs, strict=True), strict=True))))
+    return QueryTable(datasets.Dataset.from_dict(dict(zip(("sent0", "sent1"), zip(*pairs, strict=True), strict=True))))
 
 
 @dataclass

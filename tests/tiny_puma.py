@@ -33,7 +33,7 @@ def make_student(folder, keep_layers=2, lora=True):
 
 
 def sentences(count):
-    """Rows as `load_nli` makes them."""
+    """Rows as `QueryTable.texts` makes them."""
     rows = [
         {
             "id": str(i),

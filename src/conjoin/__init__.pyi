@@ -5,7 +5,6 @@ from conjoin.data import (
     MeritTraining as MeritTraining,
     RetrievalCollator as RetrievalCollator,
     load_emoji as load_emoji,
-    load_nli as load_nli,
     load_pairs as load_pairs,
     load_triplets as load_triplets,
     mbeir_queries as mbeir_queries,

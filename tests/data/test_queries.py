@@ -89,6 +89,23 @@ def test_parquet_with_embedded_images_and_structs(tmp_path):
     assert drawn == {"image,text", "text"}
 
 
+def test_sentences_are_queries(tmp_path):
+    (tmp_path / "nli.csv").write_text('Sent0,sent1,hard_neg\nA man eats.,"A man, eating",Nobody eats.\nnull,NA,None\n')
+    table = QueryTable(tmp_path / "nli.csv", hard_negatives=1)
+    rows = table.texts()
+    parts = ("query", "positive", "negatives", "target_modality")
+    assert [rows[0][part] for part in parts] == ["A man eats.", "A man, eating", ["Nobody eats."], "text"]
+    assert (rows[1]["query"], rows[1]["positive"], rows[1]["negatives"]) == ("null", "NA", ["None"])
+    assert QueryTable(tmp_path / "nli.csv").texts()["negatives"][:] == [[], []], "PUMA Eq. 3 has none"
+    told = {"premise": ["a"], "entails": ["b"], "contradicts": ["c"], "label": [0]}
+    columns = ["query=premise", "positive=entails", "negative=contradicts"]
+    drawn = QueryTable(datasets.Dataset.from_dict(told), columns=columns, hard_negatives=1)[0]
+    assert (drawn["query"], drawn["negatives"]) == ({"text": "a"}, [{"text": "c"}])
+    assert QueryTable(write(tmp_path, {"query": "q", "positive": ["a", "b"]})).texts() is None
+    with pytest.raises(ValueError, match="the column 'score' grades pairs"):
+        QueryTable(datasets.Dataset.from_dict({"sentence1": ["a"], "sentence2": ["b"], "score": [0.5]}))
+
+
 def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     rows = [{"id": i, "query": f"q{i}", "positive": "same" if i < 2 else f"p{i}", "negative": "p2"} for i in range(2)]
     table = QueryTable(write(tmp_path, *rows, {"id": 7, "query": "q", "positive": "p2"}), hard_negatives=1)
@@ -137,7 +154,7 @@ def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
         QueryTable(write(image_folder, good, {"query": "q", "positive": {"image": "gone.png"}}))
     for arguments, message in (
         ({"columns": {"query": "qurey"}}, r"no column 'qurey'; .*did you mean 'query'"),
-        ({"columns": {"questoin": "query"}}, "unknown part 'questoin'"),
+        ({"columns": {"questoin": "query"}}, "unknown role 'questoin'"),
         ({"hard_negatives": -1}, "hard_negatives=-1"),
         ({"split": "test"}, "only the split 'train'"),
     ):

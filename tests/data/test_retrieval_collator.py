@@ -2,7 +2,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.data import MODALITY_IDS, QueryTable, RetrievalCollator, load_nli
+from conjoin.data import MODALITY_IDS, QueryTable, RetrievalCollator
 
 
 def processor(items, *, instruction=None, ids=None):
@@ -54,9 +54,9 @@ def test_modalities_and_ids_are_those_of_the_candidates(rows):
 
 def test_texts_alone_without_ids(tmp_path):
     path = tmp_path / "nli.csv"
-    path.write_text("sent0,sent1,hard_neg\na.png,b,c\nd,e,f\n")
-    batch = RetrievalCollator(processor)(load_nli(path, hard_negatives=1).to_list())
-    assert batch["queries"]["items"] == [{"text": "a.png"}, {"text": "d"}]
+    path.write_text("sent0,sent1,hard_neg\na,b,c\nd,e,f\n")
+    batch = RetrievalCollator(processor)(QueryTable(path, hard_negatives=1).texts().to_list())
+    assert batch["queries"]["items"] == [{"text": "a"}, {"text": "d"}]
     assert batch["negatives"]["items"] == [{"text": "c"}, {"text": "f"}]
     assert batch["candidate_modality"].tolist() == [0] * 4 and len(set(batch["ids"].tolist())) == 4
 

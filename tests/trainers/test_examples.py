@@ -80,7 +80,7 @@ def test_train_solar(rows, tiny_checkpoints):
 
 def test_train_puma_on_two_ranks(rows, mllm_checkpoints):
     mllm = {"model_name_or_path": mllm_checkpoints("qwen2_vl")[0], "model_init_kwargs": {"keep_layers": 2}}
-    data = {"dataset_name": str(rows / "nli.jsonl"), "dataset_format": "nli"}
+    data = {"dataset_name": str(rows / "nli.jsonl"), "dataset_format": "queries"}
     queries = [{"query": f"q {n}", "positive": f"p {n}", "target_modality": "text"} for n in range(8)]
     (rows / "tuning.jsonl").write_text("".join(json.dumps(line) + "\n" for line in queries))
     first = recipe(rows, "one", trainer="puma_stage1", **mllm, **data)

@@ -98,7 +98,7 @@ class RetrievalCollator:
     `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}` (with a list of images perhaps
     interleaved, see `load_pairs`), chat messages, pictures, or texts. Rows may also have `id` (for
     error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives; candidates that are
-    all plain texts are known by their texts), and `negative_modalities`. `QueryDataset` and `load_nli` give such rows.
+    all plain texts are known by their texts), and `negative_modalities`. `QueryDataset` gives such rows.
 
     The batch of `N` rows with `M` negatives in total has
 

@@ -43,6 +43,20 @@ COLUMN_NAMES = {
 }
 """Names of columns by role, in order of preference. Case is ignored, and `_` stands for what is no letter or digit."""
 _NAMES = {role: names.split() for role, names in COLUMN_NAMES.items()}
+QUERY_NAMES = {
+    "query": "query anchor question sent0 sentence1",
+    "positive": "positive positives pos answer answers passage document sent1 sentence2",
+    "negative": "negative negatives neg hard_negative hard_negatives hard_neg",
+    "instruction": "instruction",
+    "id": "id query_id qid",
+    "positive_id": "positive_id positive_ids",
+    "negative_id": "negative_id negative_ids",
+}
+"""Likewise of queries with candidates; negatives may also be `NAME_1`, `NAME_2` ..."""
+_ITEMS = ("query", "positive", "negative")
+_ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
+"""A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
+_GRADES = ("label", "labels", "score", "scores")
 _SURE_IDS = ("id", "__key__")
 """A column of these names is the id whatever it holds."""
 _PAGES = ("path", "url", "link")
@@ -337,6 +351,60 @@ def _is_words(value: Any) -> bool:
 
 def _share(values: Sequence[Any], test: Callable[[Any], object]) -> float:
     return sum(bool(test(value)) for value in values) / len(values) if values else 0.0
+
+
+def guess_query_columns(
+    available: Sequence[str], columns: ColumnNames | None = None
+) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
+    """Choose the columns of a table of queries by their names, see `QUERY_NAMES`.
+
+    Args:
+        available: All columns.
+        columns: Those that the caller names, by role: `query`, `query_text`, `positive_image`, `instruction` ...
+
+    Returns:
+        The columns of the query, the positive and the negatives, `{"whole"?, "text"?, "image"?}`; and the others.
+
+    Raises:
+        ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
+    """
+    roles = [role + end for role in QUERY_NAMES for end in (_ENDINGS.values() if role in _ITEMS else [""])]
+    named = {role: names[0] for role, names in named_columns(columns, available, roles).items() if names}
+    known = {plain_name(name): name for name in reversed(available)}
+    items: dict[str, list[dict[str, str]]] = {}
+    for role in _ITEMS:
+        stems = QUERY_NAMES[role].split()
+        if role == "negative":
+            pattern = rf"(({'|'.join(stems)})(?:_(\d+))?)(?:_text|_image)?"
+            matches = [match for name in known if (match := re.fullmatch(pattern, name))]
+            order = {match[1]: (stems.index(match[2]), int(match[3] or 0)) for match in matches}
+            stems = sorted(order, key=order.__getitem__)
+        found = [{part: known[stem + end] for part, end in _ENDINGS.items() if stem + end in known} for stem in stems]
+        given = {part: named[role + end] for part, end in _ENDINGS.items() if role + end in named}
+        items[role] = [given] if given else [item for item in found if item]
+    for role in ("query", "positive"):
+        if not items[role]:
+            raise ValueError(
+                f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
+                f"{', '.join(QUERY_NAMES[role].split())} (also with _text or _image behind)"
+            )
+        for other in items[role][1:]:
+            logger.warning(
+                "%s is read as the %s, not %s; choose by columns", [*items[role][0].values()], role, [*other.values()]
+            )
+        del items[role][1:]
+    for name in matching(_GRADES, available):
+        if name not in named.values() and not items["negative"]:
+            raise ValueError(
+                f"the column {name!r} grades pairs; expected rows of a query, its positives and its negatives (of "
+                'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
+            )
+    others = {
+        role: [named[role]] if role in named else matching(QUERY_NAMES[role].split(), available)
+        for role in QUERY_NAMES
+        if role not in _ITEMS
+    }
+    return items, {role: names[0] for role, names in others.items() if names}
 
 
 def choose_columns(

@@ -1,18 +1,17 @@
 """Queries with positives and negatives from tables of one's own: JSON lines, Parquet, CSV or a Hub dataset."""
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import datasets
 from torch.utils.data import ConcatDataset
 
 from conjoin.data.cells import as_id
-from conjoin.data.columns import require_columns
+from conjoin.data.columns import ColumnNames, guess_query_columns
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
 from conjoin.data.mmeb import MmebTraining
-from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_checks import check_ids, row_name
@@ -23,68 +22,8 @@ from conjoin.progress import progress
 from conjoin.storage import row_digest
 
 logger = logging.getLogger(__name__)
-QUERY_COLUMNS = {
-    "query": ("query", "anchor", "question"),
-    "positive": ("positive", "positives", "pos", "answer", "answers", "passage", "document"),
-    "negative": ("negative", "negatives", "neg", "hard_negative", "hard_negatives"),
-}
-"""Default names of the items, in order of preference. Negatives may also be `NAME_1`, `NAME_2` ..."""
-ITEM_ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
-"""A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
-OTHER_COLUMNS = {
-    "instruction": ("instruction",),
-    "id": ("id", "query_id", "qid"),
-    "positive_id": ("positive_id", "positive_ids"),
-    "negative_id": ("negative_id", "negative_ids"),
-}
-"""Default names of the other columns."""
-LABELS = ("label", "labels", "score", "scores")
+_TEXT = datasets.Value("string")
 _ABSENT: tuple[Any, ...] = (None, "", [])
-
-
-def choose_query_columns(available: Sequence[str], given: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
-    """Choose the columns of each item, `{"whole"?, "text"?, "image"?}`; `given` comes before the default names.
-
-    Args:
-        available: All columns.
-        given: Columns by role, such as `query`, `query_text` or `query_image`.
-
-    Raises:
-        ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
-    """
-    known = [*OTHER_COLUMNS, *(role + ending for role in QUERY_COLUMNS for ending in ITEM_ENDINGS.values())]
-    for role in given:
-        if role not in known:
-            raise ValueError(f"unknown part {role!r} in columns; expected one of {known}")
-    require_columns(given.values(), available)
-    chosen = {}
-    for role, stems in QUERY_COLUMNS.items():
-        if role == "negative":
-            pattern = rf"(({'|'.join(stems)})(?:_(\d+))?)(?:_text|_image)?"
-            matches = [match for name in available if (match := re.fullmatch(pattern, name))]
-            order = {match[1]: (stems.index(match[2]), int(match[3] or 0)) for match in matches}
-            stems = tuple(sorted(order, key=order.__getitem__))
-        items = [{part: stem + end for part, end in ITEM_ENDINGS.items() if stem + end in available} for stem in stems]
-        named = {part: given[role + end] for part, end in ITEM_ENDINGS.items() if role + end in given}
-        chosen[role] = [named] if named else [item for item in items if item]
-    for role in ("query", "positive"):
-        if not chosen[role]:
-            raise ValueError(
-                f"found no {role} column among {', '.join(map(repr, available))}; name it in columns, or one of "
-                f"{', '.join(QUERY_COLUMNS[role])} (also with _text or _image behind)"
-            )
-        for other in chosen[role][1:]:
-            logger.warning(
-                "%s is read as the %s, not %s; choose by columns", [*chosen[role][0].values()], role, [*other.values()]
-            )
-        del chosen[role][1:]
-    for name in LABELS:
-        if name in available and name not in given.values() and not chosen["negative"]:
-            raise ValueError(
-                f"the column {name!r} grades pairs; expected rows of a query, its positives and its negatives (of "
-                'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
-            )
-    return chosen
 
 
 def _parts(value: Any, name: str) -> dict[str, Any]:
@@ -118,7 +57,7 @@ class QueryTable(QueryDataset):
 
     Args:
         source: A JSON-lines, Parquet or CSV file, a dataset of `datasets`, or the id of a dataset on the Hub.
-        columns: Columns by role, where they differ from `QUERY_COLUMNS` and `OTHER_COLUMNS`.
+        columns: Columns by role, where `guess_query_columns` does not find them: `{"query": "sentence"}`.
         split: The split, for sources with several.
         hard_negatives: Number of negatives per row at most; none is repeated.
         instruction: For the rows that have none.
@@ -135,7 +74,7 @@ class QueryTable(QueryDataset):
         self,
         source: PairSource,
         *,
-        columns: Mapping[str, str] | None = None,
+        columns: ColumnNames | None = None,
         split: str = "train",
         hard_negatives: int = 0,
         instruction: str | None = None,
@@ -143,12 +82,7 @@ class QueryTable(QueryDataset):
     ) -> None:
         super().__init__(hard_negatives)
         self.rows, folder = open_rows(source, split)
-        available, given = self.rows.column_names, columns or {}
-        self.columns, self.others = choose_query_columns(available, given), dict[str, str]()
-        for role, names in OTHER_COLUMNS.items():
-            found = [name for name in (given.get(role, ""), *names) if name in available]
-            if found:
-                self.others[role] = found[0]
+        self.columns, self.others = guess_query_columns(self.rows.column_names, columns)
         self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
         ids = []
         for index, row in enumerate(progress(self.rows, desc="checking rows", unit="row", total=len(self.rows))):
@@ -159,6 +93,23 @@ class QueryTable(QueryDataset):
         self.sources = [name or str(source)[:200]] * len(self.positives)
         if self.columns["negative"] and not hard_negatives:
             logger.warning("the rows of %.200s have negatives, but hard_negatives=0 leaves them out", source)
+
+    def texts(self) -> datasets.Dataset | None:
+        """Return the rows as columns of texts; None if a row has an image, or draws one of several candidates."""
+        table = []
+        for index in range(len(self)):
+            row = self.read(index)
+            negatives = row.negatives if self.hard_negatives else ()
+            items = [row.query, *(each.item for each in (*row.positives, *negatives))]
+            is_drawn = len(row.positives) > 1 or len(negatives) > self.hard_negatives
+            if is_drawn or not all(isinstance(item, dict) and [*item] == ["text"] for item in items):
+                return None
+            query, positive, *others = (item["text"] for item in items)
+            names = {"positive_id": row.positives[0].id, "negative_ids": [each.id for each in negatives]}
+            table.append({"id": row.id, "query": query, "positive": positive, "negatives": others} | names)
+            table[-1] |= {"target_modality": "text"} | ({"instruction": row.instruction} if row.instruction else {})
+        lists = dict.fromkeys(("negatives", "negative_ids"), datasets.List(_TEXT))
+        return datasets.Dataset.from_list(table, features=datasets.Features(dict.fromkeys(table[0], _TEXT) | lists))
 
     def read(self, index: int) -> QueryRow:
         """Read and check a row."""
@@ -246,10 +197,5 @@ class QueryMix(ConcatDataset[dict[str, Any]]):
         self.repeats = [weight for table, weight in zip(tables, weights, strict=True) for _ in range(len(table))]
 
 
-QUERY_FORMATS: dict[str, Callable[..., Any]] = {
-    "nli": load_nli,
-    "mbeir": MbeirTraining,
-    "merit": MeritTraining,
-    "mmeb": MmebTraining,
-}
+QUERY_FORMATS: dict[str, Callable[..., Any]] = {"mbeir": MbeirTraining, "merit": MeritTraining, "mmeb": MmebTraining}
 """What reads each published set of queries, as rows for `RetrievalCollator`."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.data import RetrievalCollator
+from conjoin.data import QueryTable, RetrievalCollator
 from conjoin.hub import check_model
 from conjoin.hub.build import mllm_model
 from conjoin.losses import mac, mac_hard_temperature, self_distillation
@@ -81,7 +81,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
     Args:
         model: The pruned student.
         args: The configuration.
-        train_dataset: Rows of `load_nli`, or any other queries and candidates.
+        train_dataset: Queries and candidates, such as sentences: `QueryTable`.
         eval_dataset: As for `QueryCandidateTrainer`.
         processing_class: The model's processor.
         teacher: The un-pruned model, which will be frozen; None loads `args.teacher_model_name_or_path`.
@@ -130,12 +130,15 @@ class PumaStage1Trainer(QueryCandidateTrainer):
 
     def _cached_states(self, whole: MllmRetrieverModel | None) -> datasets.Dataset:
         """Return the teacher's states `{"teacher_queries": (D,), "teacher_positives": (D,)}` of each training row."""
-        rows: Any = getattr(self.train_dataset, "rows", None)
+        data: Any = self.train_dataset
+        if isinstance(getattr(data, "rows", None), QueryTable):
+            data.rows = data.rows.texts() or data.rows
+        rows: Any = getattr(data, "rows", None)
         columns = [name for name in ("query", "positive", "instruction") if name in getattr(rows, "column_names", ())]
         if not columns or any(rows.features[name] != datasets.Value("string") for name in columns):
             raise ValueError(
-                "teacher_cache: only the states of texts that are the same in every epoch can be cached, such as rows "
-                f"of load_nli; {type(rows).__name__} may have images, or draw its candidates: remove teacher_cache"
+                "teacher_cache: only the states of texts that are the same in every epoch can be cached, such as "
+                f"sentences; {type(rows).__name__} may have images, or draw its candidates: remove teacher_cache"
             )
         processor: Any = self.processing_class
         texts, config, name = rows.select_columns(columns), self.encoder.config, self.teacher_name
