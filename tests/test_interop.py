@@ -1,5 +1,6 @@
 """The retrievers of docs/interop.md find what `search_items` finds."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -29,6 +30,39 @@ def found(own_export, pictures, tmp_path, monkeypatch):
     assert main(["encode", "runs/demo/model", "photos.csv", "--out", "runs/photos", "--quiet"]) == 0
     items = ["a red apple", {"image": "photo.jpg", "text": "but green"}]
     return search_items(open_collection("runs/photos"), load_encoder("runs/demo/model"), items, 4)
+
+
+def test_one_query_by_every_door(found, capsys):
+    """A query whose words and vector both matter: the same ids and scores."""
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    from conjoin.serving.app import Asked, SearchPage
+    from conjoin.serving.endpoint import make_endpoint
+    from conjoin.serving.limits import Limits
+    from conjoin.serving.searcher import Searcher
+
+    text, model = "pictrue 3", "runs/demo/model"
+    collection, encoder = open_collection("runs/photos"), load_encoder(model)
+    hits = [(hit.id, pytest.approx(hit.score, abs=1e-5)) for hit in search_items(collection, encoder, [text], 4)[0]]
+    assert hits[0][0] == "row3" and hits[0][1] != hits[1][1]
+    main(["search", "runs/photos", "--model", model, "--text", text, "-k", "4", "--json"])
+    doors = {"command line": json.loads(capsys.readouterr().out)["results"]}
+    searcher = Searcher.load("runs/photos", model)
+    client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1")
+    doors["endpoint"] = client.post("/search", json={"items": [text], "k": 4}).json()["results"][0]
+    query = SearchPage([searcher], Limits()).search(Asked({"text": text, "files": []}, k=4))[2]
+    doors["page"] = [vars(hit) for hit in query.found[0]]
+    for number, name in enumerate(("LangChain", "LlamaIndex")):
+        run = {"__name__": "snippet"}
+        exec(BLOCKS[number], run)
+        if number == 0:
+            doors[name] = [vars(each) | each.metadata for each in run["retriever"].invoke(text)]
+        else:
+            doors[name] = [{"id": each.node.node_id, "score": each.score} for each in run["retriever"].retrieve(text)]
+    assert {name: [(hit["id"], hit["score"]) for hit in each] for name, each in doors.items()} == dict.fromkeys(
+        doors, hits
+    )
 
 
 def test_langchain(found):

@@ -1,5 +1,7 @@
 """Values that the options of the program list and the library checks, where naming them imports nothing."""
 
+from typing import Literal, get_args
+
 SAMPLE_MODEL = "sample"
 """The name of the towers of the embedded sample as a model."""
 DTYPES = ("float32", "float16")
@@ -8,6 +10,9 @@ ON_ERROR = ("raise", "skip")
 """What to do with a row that cannot be used."""
 INDEX_KINDS = ("ivf_flat", "ivf_sq", "ivf_pq", "ivf_rq", "ivf_hnsw_flat", "ivf_hnsw_sq", "ivf_hnsw_pq")
 """Lance's indexes of vectors; the class of `ivf_flat` is `lancedb.index.IvfFlat`."""
+RankBy = Literal["default", "vectors", "words"]
+"""What a search ranks by: vectors and words, or one of them."""
+RANKINGS = get_args(RankBy)
 POOLINGS = ("mean", "cls", "last")
 """How the last states of a bare checkpoint become one vector."""
 SOLAR_HEADS = "solar_loss.safetensors"

@@ -28,7 +28,7 @@ def test_types_and_defaults():
     assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, None)
     assert (encoding.keep, encoding.keep_pictures, encoding.truncate_dim, encoding.only) == (["a", "b"], 256, 8, None)
     assert mining.miner == [["n", "m", "text", "text"], ["o", "m", "image", "text"]] and mining.bf16 is False
-    assert parse("search", "--hybrid", "runs/x", "--weight", "image=0.3").weight == [("image", 0.3)]
+    assert parse("search", "--quiet", "runs/x", "--weight", "image=0.3").weight == [("image", 0.3)]
     training = parse("train", "r.yaml", "--root", "a", "--max_steps", "3", "--root", "b", "--text_only")
     assert (training.root, training.overrides) == (["a", "b"], ["--max_steps", "3", "--text_only"])
 

@@ -129,13 +129,15 @@ def test_a_living_collection(data, shop, tmp_path, encode, search, capsys):
         search("--where", "colour = 1")
 
 
-def test_words_and_vectors_together(model, data, shop, search):
+def test_words_and_vectors_together(model, data, shop, search, capsys):
     conjoin("encode", model, data, "--out", shop)
-    assert search("--text", "orange", "--hybrid", "-k", 1, image=None)["results"][0]["id"] == "orange"
-    with pytest.raises(ValueError, match="--hybrid finds the words of --text: pass one"):
-        search("--hybrid")
-    with pytest.raises(ValueError, match="min_score needs scores of similarity"):
-        search("--text", "blue", "--hybrid", "--min-score", "0.1")
+    for ranking, least in (("default", 1), ("words", 0.9)):
+        (best,) = search("--text", "ornage", "--ranking", ranking, "-k", 1, image=None)["results"]
+        assert best["id"] == "orange" and (best["score"] > least) == (ranking == "default")
+    with pytest.raises(ValueError, match="--ranking words finds the words of --text: pass one"):
+        search("--ranking", "words")
+    conjoin("search", shop, "--text", "zzzqqq", "--ranking", "words")
+    assert "or has one of the words" in capsys.readouterr().out
 
 
 def test_weights_of_the_parts_of_a_query(built, search):

@@ -72,7 +72,7 @@ for place, memory in (("table", 0), ("memory", 10**9)):
     result = collection.rank(vectors, 3, where="price < 8")
     rows = collection.rows(result.ids[0], pictures=True)
     found |= {f"ids {place}": result.ids, f"scores {place}": result.scores, f"model {place}": collection.model.name}
-    found[f"words {place}"] = collection.rank(vectors, 1, text="thing 5").ids
+    found[f"words {place}"] = collection.rank(vectors, 1, words=["thing 5"] * len(vectors)).ids
     found[f"images {place}"] = [row["image"] for row in rows if row["picture"]]
 
 from datasets import load_dataset
@@ -142,7 +142,9 @@ def test_push_then_load(hub, tiny_checkpoints, pictures, photos, tmp_path):
         for place in ("table", "memory"):
             assert found[f"ids {place}"].tolist() == result.ids and found[f"model {place}"] == "me/model"
             np.testing.assert_allclose(found[f"scores {place}"], result.scores, atol=1e-6)
-            assert found[f"words {place}"].tolist() == collection.rank(vectors, 1, text="thing 5").ids
+            assert (
+                found[f"words {place}"].tolist() == collection.rank(vectors, 1, words=["thing 5"] * len(vectors)).ids
+            )
             assert found[f"images {place}"].tolist() == [f"{id_.split()[1]}.png" for id_ in result.ids[0]]
     assert metadata(model_upload(tmp_path / "exported", "me/copy").card)["base_model"] == ["me/model"]
     local, pushed = load_triplets(triplets), load_triplets(tmp_path / "repository/triplets/test.parquet")

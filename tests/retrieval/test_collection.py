@@ -13,7 +13,6 @@ from tiny_encoder import tiny_encoder, tiny_rows
 
 COUNT, WIDTH = 2000, 24
 VECTORS, QUERIES = clustered(COUNT, WIDTH), clustered(6, WIDTH, seed=3)
-WORDS = ["apple", "chair", "river", "cloud"]
 FLAT = {"kind": "ivf_flat", "probes": 1000}
 
 
@@ -136,84 +135,17 @@ class TestSearch:
         assert collection.select(f"price in ({', '.join(map(str, range(20_000)))})")
 
 
-class TestWords:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def worded(tmp_path_factory):
-        vectors = clustered(40, WIDTH)
-        rows = [row | {"text": f"{n} {WORDS[n % 4]} {'0815 ' * (n == 7)}", "metadata": {"n": n}}
-                for n, row in enumerate(lookup_rows(40))]  # fmt: skip
-        return encode_collection(rows, lookup_encoder(vectors), tmp_path_factory.mktemp("worded")), vectors
-
-    def test_scores_are_fused(self, worded):
-        collection, vectors = worded
-        (near,), (products,) = naive(vectors, QUERIES[:1], 40)
-        scaled = (products - products[-1]) / (products[0] - products[-1])
-        shares = dict(zip(near, scaled, strict=True))
-        (found,), (scores,) = collection.rank(QUERIES[:1], 40, text="0815")
-        words = {id_: score - shares[id_] for id_, score in zip(found, scores, strict=True)}
-        assert found[0] == "doc/00007" and words["doc/00007"] == pytest.approx(1.5, abs=1e-6)
-        assert all(-1e-6 < share < 1.4 for id_, share in words.items() if id_ != "doc/00007")
-        assert [words[f"doc/{n:05}"] for n in (2, 3, 4, 6, 9)] == pytest.approx([0] * 5, abs=1e-6), "no digit of it"
-        assert sorted(scores, reverse=True) == list(scores)
-        assert collection.rank(QUERIES[:1], 3, text="0815").ids == [found[:3]]
-
-    @pytest.mark.parametrize("most", [0, 10_000])
-    def test_words_of_any_script_codes_and_typos(self, most, tmp_path, warnings, monkeypatch):
-        """Few rows are searched by runs of letters, more by whole words."""
-        monkeypatch.setattr("conjoin.retrieval.collection_table.MOST_MISTYPED", most)
-        code = "0123456789abcdef" * 3
-        texts = [
-            "红色的苹果放在桌子上",
-            "赤いリンゴがテーブルの上にある",
-            f"part {code} valve",
-            "a 🎁",
-            "wooden chair",
-            "cafe\u0301",
-        ]
-        rows = [{"id": f"{n}", "text": f"{n} {text}"} for n, text in enumerate(texts)]
-        collection = encode_collection(rows, lookup_encoder(unit(6, 8)), tmp_path)
-        words = ["苹果", "リンゴ", code, "WOODEN", "café", *(["🎁", "wodoen", "wooen"] if most else [])]
-        for text, right in zip(words, "01245344", strict=False):
-            ids = collection.rank(unit(6, 8)[[(int(right) + 1) % 6]], 2, text=text, exact=True).ids[0]
-            assert right in ids, text
-        assert warnings() == ""
-        assert collection.rank(unit(6, 8)[:1], 1, text="ωψ").ids == [["0"]]
-        assert "no row of" in warnings() and "has the words 'ωψ'" in warnings()
-
-    def test_with_words_exact_stays_exact(self, tmp_path):
-        vectors = unit(COUNT, WIDTH)
-        collection = made(tmp_path, vectors)
-        collection.index("ivf_pq", probes=1, refine=1)
-        right = naive(vectors, QUERIES, 100)[0]
-        found = collection.rank(QUERIES, 100, text="zzz", exact=True).ids
-        assert found == right != collection.rank(QUERIES, 100, text="zzz").ids
-
-    def test_a_text_for_each_query_and_a_condition(self, worded):
-        collection, _ = worded
-        found = collection.rank(QUERIES[:2], 5, text=["0815", "river"], where="n < 20")
-        assert all(int(id_[4:]) < 20 for ids in found.ids for id_ in ids) and found.ids[0][0] == "doc/00007"
-        assert sum(int(id_[4:]) % 4 == 2 for id_ in found.ids[1]) >= 3
-        with pytest.raises(ValueError, match="got 1 texts for 2 queries"):
-            collection.rank(QUERIES[:2], 5, text=["one"])
-
-    @pytest.mark.parametrize("text", ["", " ", "'", '"', '"0815', "a AND", "+(", "*", "\\", "🙂", "\x00", "^2", "a:b"])
-    def test_odd_words_are_words(self, worded, text):
-        collection, _ = worded
-        assert len(collection.rank(QUERIES[:1], 5, text=text).ids[0]) == 5
-
-    def test_new_texts_are_found(self, tmp_path):
-        vectors = clustered(6, WIDTH)
-        encode_collection(lookup_rows(3), lookup_encoder(vectors), tmp_path)
-        rows = lookup_rows(6)
-        rows[5]["text"] = "5 violin"
-        collection = encode_collection(rows, lookup_encoder(vectors), tmp_path)
-        assert collection.rank(unit(1, WIDTH, 9), 6, text="violin").scores[0, 0] > 1
-
-    def test_without_texts(self, tmp_path, pictures):
-        collection = encode_collection([{"id": "a", "image": pictures[0]}], tiny_encoder(), tmp_path)
-        with pytest.raises(ValueError, match=r"has no index of words|has no texts"):
-            collection.rank(unit(1, 8), 1, text="word")
+def test_with_words_exact_stays_exact_and_new_texts_are_found(tmp_path):
+    collection = made(tmp_path, VECTORS)
+    collection.index("ivf_pq", probes=1, refine=1)
+    right, _ = naive(VECTORS, QUERIES, 100)
+    words = ["zzz"] * len(QUERIES)
+    assert collection.rank(QUERIES, 100, words=words, exact=True).ids == right
+    assert collection.rank(QUERIES, 100, words=words).ids != right
+    rows = lookup_rows(COUNT)
+    rows[5]["text"] = "5 violin"
+    collection = encode_collection(rows, lookup_encoder(VECTORS), tmp_path)
+    assert collection.rank(QUERIES[:1], 6, words=["violin"]).ids[0][0] == "doc/00005"
 
 
 def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
@@ -332,7 +264,7 @@ class TestIndex:
         collection = made(tmp_path, VECTORS[:300], kept)
         collection.index(None)
         indexed = {index.name for index in collection.table.list_indices()}
-        assert indexed == {"id", "text", "price", "label", "day", "sent"}
+        assert indexed == {"id", "price", "label", "day", "sent"}
         places = [n for n in range(300) if n % 50 == 7]
         assert sorted(collection.select("price = 7")) == [f"doc/{place:05d}" for place in places]
 

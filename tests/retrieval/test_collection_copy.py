@@ -90,7 +90,7 @@ def test_indexes_are_built_again(tmp_path, kind):
         assert copy.metadata["index"] == collection.metadata["index"]
     vectors = collection.vectors()[:5]
     assert copy.rank(vectors, 3, exact=True).ids == collection.rank(vectors, 3, exact=True).ids
-    assert copy.rank(vectors, 1, text="thing 7").ids == collection.rank(vectors, 1, text="thing 7").ids
+    assert copy.rank(None, 1, words=["thing 7"]).ids == collection.rank(None, 1, words=["thing 7"]).ids
 
 
 def test_a_published_copy_names_no_path_of_this_machine_and_has_pictures(collection, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def answers(folder):
     collection = Collection(folder)
     ids = collection.ids
     found = [collection.rank(QUERIES, 7), collection.rank(QUERIES, 7, where="price < 4", exact=True)]
-    found.append(collection.rank(QUERIES, 7, text="17"))
+    found.append(collection.rank(QUERIES, 7, words=["17"] * len(QUERIES)))
     rows = collection.rows(ids)
     vectors = collection.vectors().tobytes()
     return ids, vectors, rows, [(each.ids, each.scores.tolist()) for each in found], collection.select("label = 'l 3'")

@@ -49,7 +49,7 @@ def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
     index = build(tmp_path / "it", factory, probes=2000)
     settings = index.faiss.settings
     assert (settings["factory"], settings["probes"]) == (factory, 2000) and index.recall() > 0.99
-    collection = Collection(folder)
+    collection, words = Collection(folder), ["17"] * len(QUERIES)
     for opened in (index, open_collection(tmp_path / "it")):
         assert opened.faiss is not None and opened.ids == collection.ids and len(opened) == 1999
         for options in ({}, {"where": "label is null and price != 4"}):
@@ -57,7 +57,7 @@ def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
         check(opened, VECTORS[places()], QUERIES, ids=[f"doc/{n:05d}" for n in places()], exact=True)
         assert opened.rows(["doc/00003"]) == collection.rows(["doc/00003"])
         assert opened.select("price = 3") == collection.select("price = 3")
-        assert opened.rank(QUERIES, 3, text="17").ids == collection.rank(QUERIES, 3, text="17").ids
+        assert opened.rank(QUERIES, 3, words=words).ids == collection.rank(QUERIES, 3, words=words).ids
         with pytest.raises(ValueError, match=r"'prize < 3' cannot be evaluated: .*price"):
             opened.rank(QUERIES, 3, where="prize < 3")
         with pytest.raises(ValueError, match="query 0 has norm 2"):

@@ -69,8 +69,8 @@ def test_search_rows_and_what_is_known(collection, copied):
     assert copied.rows([]) == []
     with pytest.raises(ValueError, match="the collection has no row 'stranger'"):
         copied.rows(["doc/00001", "stranger"])
-    with pytest.raises(ValueError, match="has no index of words"):
-        copied.rank(QUERIES, 3, text="word")
+    with pytest.raises(ValueError, match="is in Milvus, which has vectors only"):
+        copied.rank(QUERIES, 3, words=["word"] * len(QUERIES))
     with pytest.raises(ValueError, match="is in Milvus, where results are not grouped here"):
         search_groups(copied, QUERIES, 3, "label")
     for queries, k, message in ((2 * QUERIES, 1, "query 0 has norm 2"), (QUERIES, 0, "k must be a positive integer")):

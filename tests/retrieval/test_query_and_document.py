@@ -66,7 +66,20 @@ def test_the_command_line(options, prompted, collection, capsys):
     results = []
     for query in QUERIES:
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-        conjoin("search", collection, "--model", prompted[0], "--text", query, "-k", 6, *words, "--json")
+        conjoin(
+            "search",
+            collection,
+            "--model",
+            prompted[0],
+            "--text",
+            query,
+            "-k",
+            6,
+            *words,
+            "--ranking",
+            "vectors",
+            "--json",
+        )
         results.append(json.loads(capsys.readouterr().out)["results"])
     same(results, ranked(prompted[1], prompt="zzz " if options else None))
 
@@ -80,9 +93,9 @@ def test_the_app_and_the_endpoint(options, prompted, collection):
 
     searcher = Searcher.load(collection, device="cpu", **options)
     wanted = ranked(prompted[1], prompt=options.get("prompt"))
-    same([[vars(hit) for hit in hits] for hits in searcher.search(QUERIES, 6)], wanted)
+    same([[vars(hit) for hit in hits] for hits in searcher.search(QUERIES, 6, ranking="vectors")], wanted)
     client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1")
-    body = {"items": QUERIES, "k": 6, "hybrid": False}
+    body = {"items": QUERIES, "k": 6, "ranking": "vectors"}
     same(client.post("/search", json=body).json()["results"], wanted)
     given = client.post("/search", json={**body, "prompt": "zzz "}).json()["results"]
     same(given, ranked(prompted[1], prompt="zzz "))
@@ -146,6 +159,6 @@ def test_a_collection_records_how_its_model_pools(tiny_checkpoints, data, tmp_pa
         conjoin(*words)
     conjoin(*words, "--pooling", "mean", "--no-bf16")
     capsys.readouterr()
-    conjoin("search", tmp_path / "c", "--text", CORPUS[3], "-k", 1, "--json")
+    conjoin("search", tmp_path / "c", "--text", CORPUS[3], "-k", 1, "--ranking", "vectors", "--json")
     (hit,) = json.loads(capsys.readouterr().out)["results"]
     assert hit["id"] == "r3" and hit["score"] == pytest.approx(1, abs=1e-5)

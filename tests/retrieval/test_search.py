@@ -7,6 +7,7 @@ import pytest
 
 from conjoin.retrieval import encode_collection, open_collection, rank_items, search_items
 from conjoin.retrieval.search import search_groups
+from conjoin.retrieval.words import WordQuery
 from tiny_collections import made, naive, names, unit
 from tiny_encoder import tiny_encoder, tiny_rows
 
@@ -64,9 +65,9 @@ def test_words_and_groups(tmp_path):
     odd, other, *_ = (id_ for id_ in collection.rank(VECTORS[:1], 60).ids[0] if int(id_[-1]) % 2)
     assert search_groups(collection, VECTORS[:1], 2, "odd").ids == [[names(1)[0], odd]]
     words = str(names(60).index(other))
-    ranked = collection.rank(VECTORS[:1], 60, text=words).ids[0]
+    ranked = collection.rank(VECTORS[:1], 60, words=[words]).ids[0]
     best = [next(id_ for id_ in ranked if int(id_[-1]) % 2 == rest) for rest in (0, 1)]
-    assert set(search_groups(collection, VECTORS[:1], 2, "odd", text=words).ids[0]) == {*best}
+    assert set(search_groups(collection, VECTORS[:1], 2, "odd", words=[words]).ids[0]) == {*best}
     assert best[1] != odd
 
 
@@ -87,8 +88,6 @@ def test_min_score(shop):
     scores = rank_items(collection, encoder, ["thing"], 23).scores[0]
     found = rank_items(collection, encoder, ["thing", "7"], 23, min_score=float(scores[4]))
     assert len(found.ids[0]) == 5 and (found.scores[0][:5] == scores[:5]).all()
-    with pytest.raises(ValueError, match="with words, scores only compare the results of one query"):
-        search_items(collection, encoder, ["thing"], text="thing", min_score=0.1)
 
 
 @pytest.mark.parametrize("weights", [{"image": 0.3, "text": 0.7}, {"image": 2, "text": 0}, {"image": 1, "text": -0.5}])
@@ -99,7 +98,8 @@ def test_weights_of_parts(shop, weights):
     image, text = encoder.encode([{"image": row["image"]}, {"text": row["text"]}])
     total = weights["image"] * image + weights["text"] * text
     vectors = np.stack([total / np.linalg.norm(total), image])
-    right = collection.rank(vectors, 5)
+    share = max(weights["text"], 0) / sum(map(abs, weights.values()))
+    right = collection.rank(vectors, 5, words=[WordQuery(row["text"], share), ""])
     found = rank_items(collection, encoder, [query, {"image": row["image"]}], 5, weights=weights)
     assert found.ids == right.ids
     np.testing.assert_allclose(found.scores, right.scores, atol=1e-6)

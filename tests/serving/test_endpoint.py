@@ -17,6 +17,7 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from conjoin.retrieval import Collection, encode_collection, open_collection
+from conjoin.retrieval.words import WordQuery
 from conjoin.serving.endpoint import make_endpoint
 from conjoin.serving.http import Gate
 from conjoin.serving.searcher import Searcher
@@ -83,7 +84,7 @@ def test_concurrent_requests_get_their_own_answers(client):
         ("/embed", {"items": ["a"], "prompt": "b" * 201}, 422, None, "the prompt has 201 characters"),
         ("/search", {"items": ["a"], "k": 11}, 422, None, "k must be an integer from 1 to 10, got 11"),
         ("/search", {"items": ["a"], "offset": 9_999}, 422, None, "offset + k must be at most 10,000"),
-        ("/search", {"items": ["a"], "hybrid": True, "min_score": 0.1}, 422, None, "min_score needs scores"),
+        ("/search", {"items": ["a"], "ranking": "best"}, 422, None, "ranking: Input should be 'default'"),
         ("/search", {"items": ["a"], "where": "length(repeat(text, 9)) > 1"}, 422, None, "calls 'repeat'"),
         ("/search", {"items": ["a"], "where": "colour = 'red'"}, 422, None, "No field named colour"),
         ("/search", {"items": ["a"], "group_by": "colour"}, 422, None, "the collection has no column 'colour'"),
@@ -116,15 +117,16 @@ def test_a_search_ranks_by_weights_groups_and_a_least_score(client, searcher):
 
     image, text = searcher.encode([{"image": Image.new("RGB", (8, 8), "blue")}, {"text": "a red thing"}])
     query = 0.25 * image + 0.75 * text
-    scores = searcher.collection.rank(query[None] / np.linalg.norm(query), 6).scores[0]
+    words = [WordQuery("a red thing", 0.75)]
+    scores = searcher.collection.rank(query[None] / np.linalg.norm(query), 6, words=words).scores[0]
     weighed = ask(weights={"image": 0.25, "text": 0.75})
     np.testing.assert_allclose([hit["score"] for hit in weighed[0]], scores, atol=1e-5)
-    assert weighed[1] == ask(hybrid=False)[1]  # of one part
+    assert weighed[1] == ask()[1]  # of one part
     (best, _), (other, _) = ask(group_by="kind")
     assert best == ask()[0][0] and other == ask()[1][0]
     least = weighed[0][2]["score"]
     assert ask(weights={"image": 0.25, "text": 0.75}, min_score=least)[0] == weighed[0][:3]
-    assert ask(min_score=2) == [[], []]
+    assert ask(min_score=2.1) == [[], []]
 
 
 def test_words_are_searched_too_and_results_come_in_pages(client):
@@ -133,22 +135,13 @@ def test_words_are_searched_too_and_results_come_in_pages(client):
         return answer.json()["results"]
 
     words, picture = ask()
-    assert words[0]["id"] == "id-yellow" and words[0]["score"] > 1, "a score of the fusion"
-    assert ask(min_score=-1) == ask(hybrid=False) != ask(), "without words"
-    assert picture[0]["id"] == ask(hybrid=False)[1][0]["id"]
+    assert words[0]["id"] == "id-yellow" and words[0]["score"] > 1, "a score of both"
+    assert ask(min_score=-1) == ask() != ask(ranking="vectors"), "without words"
+    assert picture == ask(ranking="vectors")[1]
     pages = [hit for offset in (0, 2, 4, 6) for hit in ask(offset=offset)[0]]
     assert len(pages) == 6 and pages == ask(k=6)[0]
     grouped = [ask(group_by="kind", k=1, offset=offset)[0][0] for offset in (0, 1)]
     assert grouped == ask(group_by="kind")[0]
-
-
-def test_hybrid_is_refused_where_there_are_no_words(searcher, tmp_path):
-    encode_collection([{"id": "a", "image": png("red")}], searcher.encoder, tmp_path / "c")
-    one = Searcher(searcher.encoder, open_collection(tmp_path / "c"), LIMITS)
-    client = TestClient(make_endpoint(one), base_url="http://127.0.0.1")
-    assert client.post("/search", json={"items": ["a"]}).json()["results"][0][0]["id"] == "a"
-    refused = client.post("/search", json={"items": ["a"], "hybrid": True})
-    assert refused.status_code == 422 and "has no texts" in refused.json()["error"]["message"]
 
 
 def test_bodies_are_limited(searcher):

@@ -32,13 +32,13 @@ def ids(html):
 
 def test_search_by_text_by_image_and_by_both(page, searcher, upload):
     (html,), code, query = page.search(asked("a red thing"))
-    assert ids(html) == [hit.id for hit in searcher.search(["a red thing"], 3, text="a red thing")[0]]
-    assert html.count("data:image/") == 3
-    assert "text='a red thing'" in code and "{'text': 'a red thing'}" in code
-    assert query.text == "a red thing"
-    (html,), code, _ = page.search(asked("a red thing", hybrid=False))
     assert ids(html) == [hit.id for hit in searcher.search(["a red thing"], 3)[0]]
-    assert ", text=" not in code
+    assert html.count("data:image/") == 3
+    assert "ranking" not in code and "{'text': 'a red thing'}" in code
+    assert query.text == "a red thing"
+    (html,), code, _ = page.search(asked("a red thing", ranking="vectors"))
+    assert ids(html) == [hit.id for hit in searcher.search(["a red thing"], 3, ranking="vectors")[0]]
+    assert "ranking='vectors'" in code
     (html,), _, _ = page.search(asked(None, upload("blue.png", png("blue")), 2))
     assert len(ids(html)) == 2
     (html,), code, _ = page.search(asked("in green", upload("blue.png", png("blue")), 1))
@@ -84,7 +84,7 @@ def test_without_a_query_rows_that_fulfil_the_filter_are_shown(page):
 
 def test_one_result_of_each_group(searcher):
     grouped = SearchPage([searcher], LIMITS, group_by="kind")
-    every = [(hit.id, hit.row["kind"]) for hit in searcher.search(["a thing"], 6, text="a thing")[0]]
+    every = [(hit.id, hit.row["kind"]) for hit in searcher.search(["a thing"], 6)[0]]
     best = [next(id_ for id_, kind in every if kind == each) for each in dict.fromkeys(kind for _, kind in every)]
     (html,), code, _ = grouped.search(asked("a thing", k=6))
     assert ids(html) == best and "group_by='kind'" in code
@@ -96,7 +96,7 @@ def test_weights_of_the_parts_and_a_least_score(page, upload):
     (html,), code, query = page.search(asked("a red thing", files, 6, image_weight=1, text_weight=0))
     alone = page.search(asked(None, files, 6))[2]
     assert [hit.id for hit in query.found[0]] == [hit.id for hit in alone.found[0]]
-    assert "weights={'image': 1, 'text': 0}" in code and ", text=" not in code
+    assert "weights={'image': 1, 'text': 0}" in code
     assert "Its text has no weight" in page.search(asked("a red thing", files, 6, image_weight=1))[0][0]
     scores = [hit.score for hit in query.found[0]]
     (html,), _, kept = page.search(asked(None, files, 6, min_score=scores[2]))
@@ -203,7 +203,9 @@ def test_the_code_searches(searcher, upload, monkeypatch, tmp_path, capsys, text
     monkeypatch.setattr("conjoin.load_encoder", lambda model: searcher.encoder, raising=False)
     monkeypatch.chdir(tmp_path)
     upload("a.png", png("blue"))
-    code = compile(python_code(searcher, text, images, {"k": 2, "where": "price > 1", "text": text}), "code", "exec")
+    code = compile(
+        python_code(searcher, text, images, {"k": 2, "where": "price > 1", "ranking": "default"}), "code", "exec"
+    )
     if len(images) < 2:  # the tiny model takes one image
         exec(code, {})
         assert len(capsys.readouterr().out.splitlines()) == 2

@@ -8,14 +8,14 @@ from conjoin.constants import INDEX_KINDS
 
 @dataclass(kw_only=True)
 class Options:
-    """Index the vectors of COLLECTION, the words of its texts and its kept columns, and measure the recall@10.
+    """Index the vectors of COLLECTION and its kept columns, and measure the recall@10.
 
     That is the share of the ten nearest that a search finds. Without an index, a search compares with every vector.
     Rows that come later are found as well.
 
     Args:
         collection: A collection that `conjoin encode` wrote.
-        kind: Lance's index of vectors; hnsw is faster, sq, pq and rq are smaller; none: words and columns only.
+        kind: Lance's index of vectors; hnsw is faster, sq, pq and rq are smaller; none: columns only.
         probes: Partitions to look into.
         refine: Candidates to score again with their whole vectors, for each result.
         faiss: Index in memory with FAISS instead, by its factory string, such as "IVF4096,PQ64" or "HNSW32"; without

@@ -2,7 +2,7 @@
 
 A field without a default is an argument, any other a flag; its help is what the docstring or its metadata says of it.
 They are parsed by argparse, not by the `HfArgumentParser` of recipes: that takes 1.3 s to import, shows each flag
-twice in the help, and lets a flag such as `--hybrid` take the argument behind it for its value.
+twice in the help, and lets a flag such as `--quiet` take the argument behind it for its value.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from conjoin.cli.options import (
     option,
     pick,
 )
+from conjoin.constants import RankBy
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Hit
@@ -35,7 +36,7 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
         model: Folder or Hub name of the model that made the collection (default: the folder on this machine that the
             collection records).
         where: Search only the rows that this SQL condition holds for: "category = 'shoes' and price < 50".
-        hybrid: Also find the words of --text in the texts, and add the scores of both.
+        ranking: Rank by vectors and the words of --text (default), or by one of them; words find ids, names and codes.
         json: Print JSON, with full texts, instead of a table.
         html: Also write a page of the results, with their pictures.
         title_column: Column that names the results of --html (default: the text).
@@ -50,7 +51,7 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
     k: int = 10
     model: str | None = None
     where: str | None = None
-    hybrid: bool = False
+    ranking: RankBy = "default"
     json: bool = False
     html: str | None = None
     title_column: str | None = None
@@ -64,8 +65,8 @@ def run(options: Options) -> None:
     query = {part: value for part, value in given.items() if value is not None}
     if not query:
         raise ValueError("nothing to search for: pass --text, --image or both")
-    if options.hybrid and text is None:
-        raise ValueError("--hybrid finds the words of --text: pass one")
+    if options.ranking == "words" and text is None:
+        raise ValueError("--ranking words finds the words of --text: pass one")
 
     from conjoin.data.row_images import PLACEHOLDER, interleave
     from conjoin.retrieval import open_collection, search_items
@@ -76,21 +77,24 @@ def run(options: Options) -> None:
     collection, reranker = open_collection(options.collection), options.load_reranker()
     if options.title_column is not None:
         check_column(collection, options.title_column)
+    encoder = None
+    if options.ranking != "words":
+        encoder = load_query_encoder(collection, options.model, **options.encoder_options())
     hits = search_items(
         collection,
-        load_query_encoder(collection, options.model, **options.encoder_options()),
+        encoder,
         [item],
         options.k if reranker is None else max(options.k, options.rerank_top),
-        text=text if options.hybrid else None,
         pictures=options.html is not None,
         weights=dict(options.weight) or None,
-        **pick(options, "where", "group_by", "min_score", "prompt", "prompt_name"),
+        **pick(options, "ranking", "where", "group_by", "min_score", "prompt", "prompt_name"),
     )
     if reranker is not None:
         hits = rerank_hits(hits, [item], reranker, options.rerank_top)
     found, notes = hits[0][: options.k], []
     if not found:
-        notes = ["nothing found: no row fulfils --where and --min-score"]
+        by_words = " or has one of the words" if options.ranking == "words" else ""
+        notes = [f"nothing found: no row fulfils --where and --min-score{by_words}"]
     elif not any(hit.score for hit in found):
         notes = [
             "all scores are 0: this model does not compare what the query has with what the rows have; search by "

@@ -1,7 +1,6 @@
 """A collection: encoded items with what is known of them, in one Lance table."""
 
 import logging
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +37,7 @@ from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, SETTINGS, FaissIndex, default_factory, train_faiss
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search, exact_search
+from conjoin.retrieval.words import WordIndex, WordQuery, bonuses
 
 logger = logging.getLogger(__name__)
 _FAISS = "faiss"
@@ -45,9 +45,10 @@ _FAISS = "faiss"
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
-_WORDS_WEIGHT = 1.5
-"""Of the best row by words in a hybrid search; the best row by vectors counts 1, the last of `_MOST_FUSED` 0."""
-_MOST_FUSED = 100
+MOST_WORDS = 2_000_000
+"""Rows up to which a search compares words by default."""
+_BY_VECTORS, _BY_WORDS = 100, 300
+"""The first rows by vectors and by words, whose scores are added."""
 
 
 class Changes(NamedTuple):
@@ -97,7 +98,8 @@ class Collection(Searchable):
         field = self.table.schema.field("vector").type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
-        self.__dict__.pop("faiss", None)
+        for name in ("faiss", "words"):
+            self.__dict__.pop(name, None)
         self._held: tuple[pa.Array, np.ndarray, np.ndarray, torch.device] | None = None
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
@@ -110,6 +112,17 @@ class Collection(Searchable):
         if folder is None or not (folder / _FAISS / SETTINGS).is_file():
             return None
         return FaissIndex.open(folder / _FAISS, self.version)
+
+    @property
+    def has_words(self) -> bool:  # type: ignore[override]
+        """Whether the default ranking also compares words: up to `MOST_WORDS` rows, it reads them in seconds."""
+        return len(self) <= MOST_WORDS
+
+    @cached_property
+    def words(self) -> WordIndex:
+        """The words of the rows, read when they are first searched."""
+        with reading(self.uri):
+            return WordIndex(self._query(self.schema.names, None).with_row_id(True).to_batches())
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -220,35 +233,37 @@ class Collection(Searchable):
 
     def rank(
         self,
-        vectors: np.ndarray,
+        vectors: np.ndarray | None,
         k: int = 10,
         *,
         where: str | None = None,
-        text: str | Sequence[str] | None = None,
+        words: Sequence[str | WordQuery] | None = None,
         exact: bool = False,
     ) -> Ranking:
         """Rank the rows that are most similar to each query.
 
         Args:
-            vectors: Of the queries `(Q, D)`, L2-normalised.
+            vectors: Of the queries `(Q, D)`, L2-normalised; None to rank by words alone.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
-            text: Words to find as well, for all queries or one text for each ("" for none): the score of a row
-                is then its inner product, scaled to 1 for the best row and 0 for the hundredth, plus 1.5 s³, where s
-                is its score by words (BM25) divided by the best.
+            words: The text of each query, "" for none, to find its words in ids, texts and kept columns of texts.
             exact: Compare with every vector, also where there is an index.
 
         Returns:
-            Scores are inner products. Equal ones are in the order of their ids, as far as the search found them.
+            Scores are the inner product v, from -1 to 1; with words, v + c³, where c, from 0 to 1, is the share of the
+            query whose words the row has (`conjoin.retrieval.words`); by words alone c, of the rows that have some.
+            A row without a text has the mean c³ of the rows with one that are nearer, if its columns have no more.
+            Equal scores are in the order of their ids, as far as the search found them.
 
         Raises:
             ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that
-                cannot be evaluated; or words without an index of words.
+                cannot be evaluated; not as many texts as vectors.
         """
-        queries = check_search(vectors, k, self.dimension)
-        if text is not None:
-            texts = [text] * len(queries) if isinstance(text, str) else list(text)
-            return self._fused(queries, k, where, texts, exact)
+        queries = None if vectors is None else check_search(vectors, k, self.dimension)
+        if words is not None:
+            return self._rank_words(queries, k, where, [WordQuery.of(each) for each in words], exact)
+        if queries is None:
+            raise ValueError("there is nothing to rank by: pass vectors, words or both")
         if self.faiss is not None and where is None and not exact:
             return self.faiss.rank(queries, k)
         if self._held is not None:
@@ -283,43 +298,48 @@ class Collection(Searchable):
             rankings.append(by_score([ids[place] for place in own], scores))
         return rankings
 
-    def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str], exact: bool) -> Ranking:
-        """Add the scores by vectors, scaled to 1 for the best row and 0 for the hundredth, and by words.
+    def _rank_words(
+        self, queries: np.ndarray | None, k: int, where: str | None, words: list[WordQuery], exact: bool
+    ) -> Ranking:
+        """Rank the first rows by words, and those by vectors if there are any, by the sum of their scores."""
+        index = self.words
+        among = None if where is None else np.isin(index.numbers, self._read(["id"], where)["_rowid"].to_numpy())
+        if queries is None:
+            nearest = [([], np.empty(0, dtype=np.float32))] * len(words)
+        else:
+            nearest = self.rank(queries, max(k, _BY_VECTORS), where=where, exact=exact).queries()
+        if len(nearest) != len(words):
+            raise ValueError(f"got the words of {len(words)} queries for the vectors of {len(nearest)}")
+        rankings = []
+        for number, ((ids, products), query) in enumerate(zip(nearest, words, strict=True)):
+            shares = index.shares(query, among)
+            best = np.argsort(-shares, kind="stable")[: max(k, _BY_WORDS)]
+            best = best[shares[best] > 0]
+            if queries is None:
+                rankings.append(by_score(index.ids.take(pa.array(best)).to_pylist(), shares[best]))
+                continue
+            near = index.places(ids)
+            best = best[~np.isin(best, near)]
+            places = np.concatenate([near, best])
+            vectors = self._at(index.numbers[best]).astype(np.float64)
+            products = np.concatenate([products, np.einsum("nd,d->n", vectors, queries[number].astype(np.float64))])
+            bonus = np.concatenate([bonuses(shares[near], index.has_text[near]), bonuses(shares[best])])
+            scores = products.astype(np.float32) + bonus
+            rankings.append(by_score(index.ids.take(pa.array(places)).to_pylist(), scores))
+        return Ranking.join((ids[:k], scores[:k]) for ids, scores in rankings)
 
-        A row that has a part s of the best row's score by words adds 1.5 s³: runs of letters are in most rows, so a
-        small s means nothing.
-        """
-        if "text" not in index_names(self.table):
-            command = f"conjoin index {self.uri}{' --kind none' if self.metadata['index'] is None else ''}"
-            raise ValueError(f"the collection {self.uri!r} has no texts, or no index of their words: run `{command}`")
-        if len(texts) != len(queries):
-            raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
-        depth = max(k, _MOST_FUSED)
-        results = []
-        nearest = self.rank(queries, depth, where=where, exact=exact)
-        for (ids, found), words in zip(nearest.queries(), texts, strict=True):
-            products = found.tolist() or [0.0]
-            best, last = products[0], products[:_MOST_FUSED][-1]
-            scores = {
-                id_: (product - last) / (best - last or 1.0) for id_, product in zip(ids, products, strict=False)
-            }
-            least = min(scores.values(), default=0.0)  # at most that of a row that only the words found
-            for id_, share in self._with_words(words, depth, where) if words else []:
-                scores[id_] = scores.get(id_, least) + _WORDS_WEIGHT * share**3
-            first = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
-            results.append((first, np.array([scores[id_] for id_ in first], dtype=np.float32)))
-        return Ranking.join(results)
-
-    def _with_words(self, words: str, k: int, where: str | None) -> list[tuple[str, float]]:
-        """The rows that have some of the words, with their scores as shares of the best."""
-        words = " ".join(dict.fromkeys(unicodedata.normalize(form, words) for form in ("NFC", "NFD")))
-        search = self.table.search(words, query_type="fts").limit(k).select(["id", "_score"])
-        with reading(self.uri, where, self.schema):
-            table = (search if where is None else search.where(condition(where))).to_arrow()
-        ids, scores = table["id"].to_pylist(), table["_score"].to_pylist()
-        if not ids:
-            logger.warning("no row of %r has the words %.80r: only the vectors rank", self.uri, words)
-        return [(id_, score / max(scores)) for id_, score in zip(ids, scores, strict=True)]
+    def _at(self, numbers: np.ndarray) -> np.ndarray:
+        """The vectors `(N, D)` of the rows that have some of Lance's numbers."""
+        if self._held is not None:
+            _, known, vectors, _ = self._held
+            chosen = np.flatnonzero(np.isin(known, numbers))
+            known, vectors = known[chosen], vectors[chosen]
+        else:
+            with reading(self.uri):
+                table = self.table.take_row_ids(numbers.tolist()).select(["vector"]).with_row_id().to_arrow()
+            known, vectors = table["_rowid"].to_numpy(), matrix(table["vector"], self.dimension)
+        order = np.argsort(known)
+        return vectors[order[np.searchsorted(known[order], numbers)]]
 
     def _sorted_vectors(self) -> tuple[pa.Array, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
@@ -346,12 +366,12 @@ class Collection(Searchable):
     def index(
         self, kind: str | None = "ivf_hnsw_sq", *, probes: int = 20, refine: int = 10, recall_queries: int = 100
     ) -> float | None:
-        """Index the vectors, the words of the texts and the kept columns, and publish.
+        """Index the vectors and the kept columns, and publish.
 
         Rows that come later are found as well; the next publication adds them to the indexes.
 
         Args:
-            kind: One of `INDEX_KINDS`; None leaves the search exact and indexes words and columns alone.
+            kind: One of `INDEX_KINDS`; None leaves the search exact and indexes columns alone.
             probes: Partitions that a search looks into: more is slower and more exact.
             refine: Candidates that are scored again with their whole vectors, for each result.
             recall_queries: Vectors of the collection that are searched for to measure the recall.
@@ -379,8 +399,6 @@ class Collection(Searchable):
             write_metadata(table, self.metadata | {"index": settings})
 
         columns = [field.name for field in self.schema if field.name != "text" and _can_be_indexed(field.type)]
-        if "text" in self.schema.names and self.table.count_rows("text is not null"):
-            columns.append("text")
         self._write(build, columns)
         return None if kind is None else self.recall(recall_queries)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import lancedb
 import pyarrow as pa
-from lancedb.index import FTS, BTree
+from lancedb.index import BTree
 from lancedb.table import Table
 
 from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, locked, read_checksums, write_text
@@ -27,19 +27,11 @@ PUBLISHED = "published"
 OWN_COLUMNS = ("id", "vector", "item_digest", "row_digest", "picture")
 """Columns that no column of the data may be named as: `item_digest` is of what was encoded (text, image bytes),
 `row_digest` of all that a row of the data said, `picture` a thumbnail."""
-MOST_WORDS = 2_000_000
-"""Rows up to which a publication indexes the words of new texts by itself."""
 IDS_AT_ONCE = 1000
 """How many ids stand in one condition."""
 _NAME = "train"
 _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
-_REBUILT = ("BTree", "FTS")
-MOST_MISTYPED = 10_000
-"""Rows up to which words are found by their runs of one to three letters, so also mistyped ones and parts of words.
-
-A search of 20,000 rows then takes 66 ms of a processor, of 1,000,000 rows many seconds; by whole words 3 and 20 ms.
-"""
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|(\w+|[^\w\s,])""")
 _MOST_TOKENS = 600
 """Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
@@ -169,7 +161,7 @@ def open_published(uri: str | Path) -> Table:
 def publish(uri: str | Path, table: Table, columns: Iterable[str] = ()) -> None:
     """Let readers see the newest state of a table; until then, and if this is interrupted, they see the one before.
 
-    Indexes of columns and words are built again, not updated: that takes Lance less time, and a tenth of the memory.
+    Indexes of columns are built again, not updated: that takes Lance less time, and a tenth of the memory.
 
     Args:
         uri: Of the collection.
@@ -181,21 +173,15 @@ def publish(uri: str | Path, table: Table, columns: Iterable[str] = ()) -> None:
         return
     if before is not None:
         table.checkout(before)
-        names |= {index.name for index in table.list_indices() if index.index_type in _REBUILT}
+        names |= {index.name for index in table.list_indices() if index.index_type == "BTree"}
         table.checkout_latest()
         for index in table.list_indices():
-            if index.index_type in _REBUILT:
+            if index.index_type == "BTree":
                 table.drop_index(index.name)
         table.optimize(cleanup_older_than=_FOREVER)
     missing = names - {*index_names(table)}
-    for name in sorted(missing & {*table.schema.names} - {"text"}):
+    for name in sorted(missing & {*table.schema.names}):
         table.create_index(name, config=BTree(), name=name)
-    wants_words = "text" in missing or (table.count_rows() <= MOST_WORDS and "text" not in index_names(table))
-    if wants_words and table.count_rows("text is not null"):
-        few: Any = {"base_tokenizer": "ngram", "ngram_min_length": 1, "ngram_max_length": 3}
-        many: Any = {"base_tokenizer": "icu", "max_token_length": None}  # cuts each script into its words
-        cut = few if table.count_rows() <= MOST_MISTYPED else many
-        table.create_index("text", config=FTS(stem=False, remove_stop_words=False, **cut), name="text")
     _move_tag(uri, table, before)
     if before is not None:
         table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance cleans nothing up while an old version has a tag

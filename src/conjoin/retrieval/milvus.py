@@ -18,6 +18,7 @@ from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search
+from conjoin.retrieval.words import WordQuery
 
 _METADATA, _SCHEMA = "conjoin", "conjoin_schema"
 _ROWS_AT_ONCE = 1000
@@ -39,6 +40,8 @@ class MilvusCollection(Searchable):
         ImportError: pymilvus is not installed.
         ValueError: The address is none of Milvus, or no collection of this package is there.
     """
+
+    has_words = False
 
     def __init__(self, uri: str | Path) -> None:
         self.uri = str(uri)
@@ -66,17 +69,22 @@ class MilvusCollection(Searchable):
         return recorded_identity(self._metadata)
 
     def rank(
-        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
+        self,
+        vectors: np.ndarray | None,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        words: Sequence[str | WordQuery] | None = None,
     ) -> Ranking:
         """As `Collection.rank`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
 
         Raises:
-            ValueError: As `Collection.rank`; or `text`, whose words Milvus does not index here.
+            ValueError: As `Collection.rank`; or `words`, which Milvus does not index here.
             ConnectionError: The server does not answer.
         """
+        if words is not None or vectors is None:
+            raise ValueError(f"the collection {self.uri!r} is in Milvus, which has vectors only")
         queries = check_search(vectors, k, self.dimension)
-        if text is not None:
-            raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
         found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
         return Ranking.join(
             by_score([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found

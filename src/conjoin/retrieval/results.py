@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.words import WordQuery
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ class Searchable(ABC):
         uri: Its address, as given.
         schema: Names and types of the columns that a condition may name.
         dimension: Length of the vectors.
+        has_words: Whether the default ranking also compares words.
     """
 
     uri: str
     schema: pa.Schema
     dimension: int
+    has_words: bool
 
     @abstractmethod
     def __len__(self) -> int:
@@ -96,15 +99,20 @@ class Searchable(ABC):
 
     @abstractmethod
     def rank(
-        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
+        self,
+        vectors: np.ndarray | None,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        words: Sequence[str | WordQuery] | None = None,
     ) -> Ranking:
         """Rank the rows that are most similar to each query.
 
         Args:
-            vectors: Of the queries `(Q, D)`, L2-normalised.
+            vectors: Of the queries `(Q, D)`, L2-normalised; None to rank by words alone.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this condition holds for.
-            text: Words to find as well, for all queries or one text for each.
+            words: The text of each query, "" for none, whose words are compared too.
 
         Raises:
             ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that
@@ -123,7 +131,7 @@ class Searchable(ABC):
             ValueError: An id is not in the collection.
         """
 
-    def search(self, vectors: np.ndarray, k: int = 10, *, pictures: bool = False, **how: Any) -> Hits:  # noqa: ANN401
+    def search(self, vectors: np.ndarray | None, k: int = 10, *, pictures: bool = False, **how: Any) -> Hits:  # noqa: ANN401
         """Find the rows that are most similar to each query: `rank`, and their rows.
 
         Args:

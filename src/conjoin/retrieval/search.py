@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from conjoin.constants import RANKINGS, RankBy
 from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import SystemText, item_parts
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ItemEncoder
@@ -17,6 +19,7 @@ from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection
 from conjoin.retrieval.results import Hits, Ranking, Searchable
 from conjoin.retrieval.vectors import exact_search, truncate
+from conjoin.retrieval.words import WordQuery
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
@@ -40,7 +43,7 @@ def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
 
 def search_items(
     collection: Searchable,
-    encoder: ItemEncoder,
+    encoder: ItemEncoder | None,
     items: Sequence[Any],
     k: int = 10,
     *,
@@ -52,12 +55,12 @@ def search_items(
 
     Args:
         collection: What to search.
-        encoder: Must hold the model that made the vectors of the collection.
+        encoder: Must hold the model that made the vectors of the collection; None to rank by words alone.
         items: The queries: strings, images, `{"text", "image"}` or chat messages.
         k: Results per query.
         offset: Results that are left out before them.
         pictures: Also give the thumbnail of each row, as `"picture"`, where the collection keeps them.
-        how: As for `rank_items`: `where`, `text`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`; and
+        how: As for `rank_items`: `ranking`, `where`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`; and
             errors as there.
 
     Returns:
@@ -68,12 +71,12 @@ def search_items(
 
 def rank_items(
     collection: Searchable,
-    encoder: ItemEncoder,
+    encoder: ItemEncoder | None,
     items: Sequence[Any],
     k: int = 10,
     *,
+    ranking: RankBy = "default",
     where: str | None = None,
-    text: str | Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
     group_by: str | None = None,
     prompt: str | None = None,
@@ -84,53 +87,75 @@ def rank_items(
 
     Args:
         collection: What to search.
-        encoder: Must hold the model that made the vectors of the collection.
+        encoder: Must hold the model that made the vectors of the collection; None to rank by words alone.
         items: The queries: strings, images, `{"text", "image"}` or chat messages.
         k: Results per query.
+        ranking: `"default"` adds the scores by vectors and by the words of the items, as `Collection.rank` does;
+            `"vectors"` and `"words"` take one of them. Milvus, and collections of over two million rows, have vectors
+            by default.
         where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`.
-        text: Words to find as well; see `Collection.rank`.
         weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
-            Σ weight · vector of the part, L2-normalised, in place of the model's vector of both.
+            Σ weight · vector of the part, L2-normalised, in place of the model's vector of both. Words count as much
+            as the text does; without weights, half as much in an item with an image as in one without.
         group_by: A column: only the best row of each of its values is a result; see `search_groups`.
         prompt: Of the queries, in place of the model's own; see `ItemEncoder.encode`.
         prompt_name: The name of one of the model's prompts, likewise.
         min_score: Leave out results that score below it.
 
     Raises:
-        ItemError: There are `weights`, and an item has no parts, or a part without a weight.
-        ValueError: The collection was made with another model; there is no such column; and as `ItemEncoder.encode`
-            and `Collection.rank`.
+        ItemError: There are `weights`, and an item has no parts, or a part without a weight; or an item without words
+            is to be ranked by them.
+        ValueError: There is no such ranking; the collection was made with another model; there is no such
+            column; and as `ItemEncoder.encode` and `Collection.rank`.
     """
-    check_model(collection, encoder)
-    if min_score is not None and text is not None:
-        raise ValueError(
-            "min_score needs scores of similarity; with words, scores only compare the results of one query"
-        )
-    how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
-    if weights is None:
-        vectors = query_vectors(collection, encoder.encode_query(items, **how))
-    else:
-        parts = weighted_parts(items, weights)
-        encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
-        vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
+    if ranking not in RANKINGS:
+        raise ValueError(f"unknown ranking {ranking!r}; expected one of {list(RANKINGS)}")
+    vectors, words = None, None
+    if ranking != "words":
+        if encoder is None:
+            raise ValueError(f"the ranking {ranking!r} compares vectors: pass the encoder that made the collection")
+        check_model(collection, encoder)
+        how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
+        if weights is None:
+            vectors = query_vectors(collection, encoder.encode_query(items, **how))
+        else:
+            parts = weighted_parts(items, weights)
+            encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
+            vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
+    if ranking == "words" or (ranking == "default" and collection.has_words):
+        words = [_item_words(item, f"item {index}", weights) for index, item in enumerate(items)]
+        empty = [index for index, (text, _) in enumerate(words) if not text]
+        if ranking == "words" and empty:
+            raise ItemError(f"item {empty[0]}", "it has no words to rank by")
+        words = None if len(empty) == len(words) else words
     if group_by is not None:
-        result = search_groups(collection, vectors, k, group_by, where=where, text=text)
+        result = search_groups(collection, vectors, k, group_by, where=where, words=words)
     else:
-        result = collection.rank(vectors, k, where=where, text=text)
+        result = collection.rank(vectors, k, where=where, words=words)
     if min_score is None:
         return result
     return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
                         for ids, scores in result.queries())  # fmt: skip
 
 
+def _item_words(item: Any, name: str, weights: Mapping[str, float] | None) -> WordQuery:  # noqa: ANN401
+    """The words of an item, and the share of it that they are: by the weights, else half beside an image."""
+    parts = item_parts(item, name)
+    texts = [part for part in parts if isinstance(part, str) and not isinstance(part, SystemText)]
+    share = 1.0 if len(texts) == len(parts) else 0.5
+    if weights and len(texts) < len(parts):
+        share = max(weights["text"], 0.0) / ((abs(weights["text"]) + abs(weights["image"])) or 1.0) if texts else 0.0
+    return WordQuery(" ".join(texts), share)
+
+
 def search_groups(
     collection: Searchable,
-    vectors: np.ndarray,
+    vectors: np.ndarray | None,
     k: int,
     column: str,
     *,
     where: str | None = None,
-    text: str | Sequence[str] | None = None,
+    words: Sequence[str | WordQuery] | None = None,
 ) -> Ranking:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
 
@@ -143,7 +168,7 @@ def search_groups(
         k: Groups per query.
         column: Its name; of texts, numbers, dates or true and false.
         where: As for `Collection.rank`.
-        text: As for `Collection.rank`.
+        words: As for `Collection.rank`.
 
     Raises:
         ValueError: There is no such column, or it holds lists or mappings; the collection is in Milvus; and as
@@ -153,7 +178,7 @@ def search_groups(
     if not isinstance(collection, Collection):
         raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
     depth = 4 * k
-    first = collection.rank(vectors, depth, where=where, text=text)
+    first = collection.rank(vectors, depth, where=where, words=words)
     rankings: list[tuple[list[str], np.ndarray]] = []
     for number, (ids, scores) in enumerate(first.queries()):
         best: dict[Any, tuple[str, float]] = {}
@@ -164,9 +189,10 @@ def search_groups(
                 best.setdefault(value, (id_, score))
             if len(best) >= k or len(ids) < depth:
                 break
-            own = text if isinstance(text, str) or text is None else text[number]
-            others = _without(column, best, where)
-            ((ids, scores),) = collection.rank(vectors[number : number + 1], depth, where=others, text=own).queries()
+            others, own = _without(column, best, where), slice(number, number + 1)
+            query = vectors if vectors is None else vectors[own]
+            again = collection.rank(query, depth, where=others, words=words if words is None else words[own])
+            ((ids, scores),) = again.queries()
         found = [*best.values()][:k]
         falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
         rankings.append(([id_ for id_, _ in found], falling))

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from conjoin.constants import RANKINGS, RankBy
 from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
 from conjoin.serving.html import CLICK, NOTHING, columns_html, message, results_html
@@ -37,7 +38,7 @@ class Asked(NamedTuple):
         image_weight: Of the query's image; without any weight, the model embeds image and text together.
         text_weight: Of its text.
         min_score: Results with a lower score are left out.
-        hybrid: Whether the words of the text are searched too.
+        ranking: What results are ranked by, as for `search_items`.
         chosen: Values of each column that has a list of them.
     """
 
@@ -49,7 +50,7 @@ class Asked(NamedTuple):
     image_weight: float | None = None
     text_weight: float | None = None
     min_score: float | None = None
-    hybrid: bool = True
+    ranking: RankBy = "default"
     chosen: Sequence[Sequence[str] | None] = ()
 
 
@@ -126,9 +127,8 @@ class SearchPage:
         weights = {part: weight for part, weight in given_weights.items() if weight is not None} or None
         found, lines, codes = [], [], []
         for searcher in self.searchers:
-            words = searcher.words([item], None if asked.hybrid else False, weights, asked.min_score)
             how: dict[str, Any] = {
-                "text": words and words[0],
+                "ranking": asked.ranking,
                 "where": where,
                 "weights": weights,
                 "group_by": self.group_by,
@@ -282,7 +282,7 @@ def _blocks(page: SearchPage) -> Any:  # noqa: ANN401 - gradio.Blocks
                     for part, weight in (("image", first.image_weight), ("text", first.text_weight))
                 ]
                 least_score = gr.Number(first.min_score, label="Least score", placeholder="none")
-                hybrid = gr.Checkbox(first.hybrid, label="Search the words too", elem_id="hybrid")
+                ranking = gr.Radio([*RANKINGS], value=first.ranking, label="Ranking", elem_id="ranking")
                 count = gr.Slider(1, page.limits.results, first.k, step=1, label="Results", elem_id="count")
             clear = gr.Button("Clear all", elem_id="clear")
         why = gr.HTML(elem_id="why")
@@ -296,7 +296,7 @@ def _blocks(page: SearchPage) -> Any:  # noqa: ANN401 - gradio.Blocks
         last, offset = gr.State(), gr.State(0)
 
         hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-        fixed = [query, count, *numbers, where, *weights, least_score, hybrid]
+        fixed = [query, count, *numbers, where, *weights, least_score, ranking]
         asked, shown = [*fixed, *lists], [*results, why, code, last, offset]
 
         def show(start: float, *values: Any) -> list[Any]:  # noqa: ANN401 - what the components hold
@@ -308,7 +308,7 @@ def _blocks(page: SearchPage) -> Any:  # noqa: ANN401 - gradio.Blocks
             return [*first[: len(fixed)], *[[] for _ in lists], *page.search(first)[0], "", "", None, 0]
 
         asks = [query.submit, where.submit, *(each.submit for each in (*numbers, *weights, least_score))]
-        asks += [hybrid.input, count.release, *(each.input for each in lists)]
+        asks += [ranking.input, count.release, *(each.input for each in lists)]
         gr.on(asks, lambda *values: show(0, *values), asked, shown, trigger_mode="always_last", **hidden)
         for button, sign in ((back, -1), (forward, 1)):
             button.click(

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import conjoin
+from conjoin.constants import RankBy
 from conjoin.processing.item_images import is_url
 from conjoin.retrieval import Collection, Hit
 from conjoin.serving.batching import BusyError
@@ -81,10 +82,8 @@ class SearchRequest(Items):
     )
     group_by: str | None = Field(None, description="a column: only the best row of each of its values is a result")
     min_score: FiniteFloat | None = Field(None, description="the least score of a result")
-    hybrid: bool | None = Field(
-        None,
-        description="whether the words of a query are searched too, and both scores added; by default where the "
-        "collection has words, and there are neither weights nor min_score",
+    ranking: RankBy = Field(
+        "default", description="what results are ranked by: vectors and the words of the text, or one of them"
     )
 
 
@@ -143,9 +142,8 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         """Search the collection for each of the items, best first; `row` is what the collection keeps of the row."""
         items, prompt = read(request)
         where = None if request.where is None else check_where(request.where, limits)
-        how = request.model_dump(include={"offset", "weights", "group_by", "min_score"})
-        words = searcher.words(items, request.hybrid, request.weights, request.min_score)
-        results = searcher.search(items, request.k, where=where, prompt=prompt, text=words, **how)
+        how = request.model_dump(include={"offset", "weights", "group_by", "min_score", "ranking"})
+        results = searcher.search(items, request.k, where=where, prompt=prompt, **how)
         return {"results": [[replace(hit, row=_public(hit)) for hit in hits] for hits in results]}
 
     @app.get("/pictures/{row:path}", dependencies=checks, response_class=Response)

@@ -20,7 +20,7 @@ from conjoin.retrieval import (
     open_collection,
     search_items,
 )
-from conjoin.retrieval.collection_table import index_names, published_at
+from conjoin.retrieval.collection_table import published_at
 from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, weighted_parts
@@ -178,7 +178,7 @@ class Searcher:
             k: Results of each.
             offset: Results that are left out before them.
             prompt: Of the queries, in place of the server's or the model's own.
-            how: As for `search_items`; see `words` for `text`.
+            how: As for `search_items`.
 
         Raises:
             BusyError: Too many items wait for the model.
@@ -194,30 +194,6 @@ class Searcher:
                 raise
             raise ItemError(weighted_parts(items, how["weights"])[error.item][0], error.problem) from error
         return [[replace(hit, row=_plain_row(hit.row)) for hit in each] for each in hits]
-
-    def words(
-        self,
-        items: Sequence[Any],
-        hybrid: bool | None = None,
-        weights: Mapping[Any, float] | None = None,
-        min_score: float | None = None,
-    ) -> list[str] | None:
-        """The text of each item to search its words, "" for none; None if no words are searched.
-
-        Args:
-            items: The queries.
-            hybrid: Whether words are wanted; None for where the collection has an index of them, and there are neither
-                weights nor a least score, which are of vectors.
-            weights: As for `search`.
-            min_score: Likewise.
-        """
-        if hybrid is None:
-            collection = self.collection
-            has_words = isinstance(collection, Collection) and "text" in index_names(collection.table)
-            hybrid = has_words and not weights and min_score is None
-        texts = [item.get("text") if isinstance(item, Mapping) else item for item in items]
-        words = [text if isinstance(text, str) else "" for text in texts]  # an interleaved item is a list
-        return words if hybrid and any(words) else None
 
     def _check_range(self, k: int, offset: int) -> Searchable:
         """The collection, if it has results of these ranks."""

@@ -14,7 +14,7 @@ def python_code(searcher: "Searcher", text: str | None, images: Sequence[str], a
         searcher: The model and the collection.
         text: Of the query.
         images: Names of the image files of the query.
-        arguments: Of `search_items`; those that are None are left out.
+        arguments: Of `search_items`; those that are None or "default" are left out.
     """
     encoder, loading = searcher.encoder, dict(searcher.encoder.load_options)
     if len(images) > 1:
@@ -28,7 +28,7 @@ def python_code(searcher: "Searcher", text: str | None, images: Sequence[str], a
     else:
         parts = {"image": images[0] if len(images) == 1 else [*images] or None, "text": text}
         query = repr({part: value for part, value in parts.items() if value is not None})
-    given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
+    given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value not in (None, "default"))
     options = "".join(f", {name}={value!r}" for name, value in loading.items())
     return f"""from conjoin import load_encoder, open_collection, search_items
 {imported}
