@@ -26,7 +26,7 @@ def main() -> None:
     """Train each depth with the model as its own teacher, measure it on held-out pairs, and write the report."""
     script, options = HfArgumentParser((ScriptArguments, CompressOptions)).parse_args_into_dataclasses()
     model, processor = load_model(script.model)
-    results = compress(model, processor, load_pairs(script.data), script.out, options)
+    results = compress(model, processor, load_pairs(script.data, only="both"), script.out, options)
     results.save(Path(script.out) / "compress.json")
     print(f"{results.summary}\nwrote {render_report(results, Path(script.out) / 'compress.html')}")
 

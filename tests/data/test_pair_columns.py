@@ -48,7 +48,7 @@ def test_the_texts_of_several_columns_are_one(streaming):
     assert [row["text"] for row in pairs] == ["chair office", "garden", "lamp"]
     assert [row["metadata"]["text"] for row in pairs] == ["chair", None, "lamp"]
     gap = table(streaming, text=[None, "b", ""], category=[None, "x", "y"])
-    marked = load_pairs(gap, columns={"text": several}, on_error="skip")
+    marked = load_pairs(gap, columns={"text": several}, only="both", on_error="skip")
     assert [(row["text"], row["problem"] is None) for row in marked] == [(None, False), ("b x", True), ("y", True)]
     with pytest.raises(ValueError, match=r"no column 'kategory'.*did you mean 'category'"):
         load_pairs(rows, columns={"text": ["text", "kategory"]})
@@ -75,7 +75,7 @@ def test_groups(streaming, only):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_to_skip_are_marked(image_folder, streaming):
     (image_folder / "a.csv").write_text("image,text,id\nred.png,a,u\ngone.png,b,v\ngreen.png,,w\n,d,x\n")
-    rows = list(load_pairs(image_folder / "a.csv", on_error="skip", streaming=streaming))
+    rows = list(load_pairs(image_folder / "a.csv", on_error="skip", streaming=streaming, only="both"))
     assert [row["id"] for row in rows] == ["u", "v", "w", "x"]
     assert rows[0]["problem"] is None and rows[0]["text"] == "a"
     for row, problem in zip(

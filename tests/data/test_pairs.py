@@ -12,7 +12,7 @@ from PIL import Image
 from conjoin.data import PAIR_FEATURES, load_pairs
 from conjoin.processing import load_image
 
-TEXTS = {"red": "a red square", "green": "null", "blue": "grün, “blau”"}
+TEXTS = {"red": "a red square", "green": "nothing", "blue": "grün, “blau”"}
 
 
 def rows_of(folder):
@@ -180,8 +180,8 @@ def test_images_or_texts_alone(image_folder, suffix, streaming):
         assert [row[only] for row in loaded] == [row[only] for row in both]
     with pytest.raises(ValueError, match="found no image column among 'caption'; name it by columns, image=COLUMN"):
         load_pairs(path, only="image")
-    with pytest.raises(ValueError, match="only='both'; expected None, 'image' or 'text'"):
-        load_pairs(path, only="both")
+    with pytest.raises(ValueError, match="only='all'; expected None, 'image', 'text' or 'both'"):
+        load_pairs(path, only="all")
 
 
 # what cannot be used
@@ -193,7 +193,7 @@ def test_images_or_texts_alone(image_folder, suffix, streaming):
     [
         ({"image": "rad.png"}, FileNotFoundError, r"row 2 \(id '002'\): image '.*rad.png': no such file"),
         ({"image": ""}, ValueError, r"row 2 \(id '002'\): the image is missing"),
-        ({"caption": " "}, ValueError, r"row 2 \(id '002'\): text is empty or only white space"),
+        ({"caption": " "}, ValueError, r"row 2 \(id '002'\): the text is missing"),
         ({"id": ""}, ValueError, "row 2: the id is missing"),
     ],
 )
@@ -201,7 +201,7 @@ def test_bad_rows_are_named(image_folder, streaming, change, error, message):
     rows = rows_of(image_folder)
     rows[2] |= change
     with pytest.raises(error, match=message):
-        list(load_pairs(write_table(image_folder / "pairs.csv", rows), streaming=streaming))
+        list(load_pairs(write_table(image_folder / "pairs.csv", rows), streaming=streaming, only="both"))
 
 
 def test_no_caption_or_image_column(embedded):
@@ -223,7 +223,9 @@ def test_null_image_and_text_inside_a_dataset(embedded, streaming):
         broken = [*rows[:1], rows[1] | {column: None}, *rows[2:]]
         data = datasets.Dataset.from_list(broken, features=embedded.features)
         with pytest.raises(ValueError, match=message):
-            list(load_pairs(data.to_iterable_dataset() if streaming else data))
+            list(load_pairs(data.to_iterable_dataset() if streaming else data, only="both"))
+        found = list(load_pairs(data.to_iterable_dataset() if streaming else data))
+        assert [row[column] is None for row in found] == [False, True, False]
 
 
 def test_wrong_kind_of_column(embedded):

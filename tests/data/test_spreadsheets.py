@@ -54,7 +54,7 @@ def test_what_is_read(tmp_path, content, expected, streaming, caplog):
 def test_what_is_refused(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_pairs(tmp_path / "a.csv", only=None if b"image,text\n[" in content else "text")
+        load_pairs(tmp_path / "a.csv", only="image" if b"image,text\n[" in content else "text")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -134,7 +134,9 @@ def test_json_of_mixed_types(tmp_path, streaming):
     own = datasets.Dataset.from_json(str(tmp_path / "b.jsonl"), cache_dir=str(tmp_path / "own"))
     options = {"columns": ["text=text,kind"], "keep": ["price:number"], "only": "text", "on_error": "skip"}
     rows = list(load_pairs(own, streaming=streaming, **options))
-    assert [row["text"] for row in rows] == ["a b", "c 2", None] and "expected one text in each" in rows[2]["problem"]
+    assert [row["text"] for row in rows] == ["a b", "c 2", '{"en": "d"}'] and "expected one text in each" in rows[2][
+        "problem"
+    ]
     assert [row["metadata"]["price"] for row in rows] == [1.299, 1299.0, None]
     assert [row["text"] for row in load_pairs(own, only="text")] == ["a", "c", '{"en": "d"}']
 
@@ -233,7 +235,7 @@ def test_a_stream_of_rows_without_some_values():
         for number in range(5):
             yield {"id": number, "text": None if number == 3 else "a", "image": None if number == 2 else b"x"}
 
-    found = list(load_pairs(datasets.IterableDataset.from_generator(rows), on_error="skip"))
+    found = list(load_pairs(datasets.IterableDataset.from_generator(rows), only="both", on_error="skip"))
     assert [row["problem"] for row in found] == [
         None, None, "row 2 (id '2'): the image is missing", "row 3 (id '3'): the text is missing", None,
     ]  # fmt: skip

@@ -41,7 +41,7 @@ def run(options: Options) -> None:
     from conjoin.trainers.compress import analyse_mllm
 
     device = choose_device(options.device)
-    rows: Any = options.load_rows(options.data)
+    rows: Any = options.load_rows(options.data, only="both")
     rows = rows.select(range(min(options.pairs, len(rows))))
     model, processor = load_trainable(options.model, revision=options.revision)
     results = analyse_mllm(

@@ -42,7 +42,7 @@ def run(options: Options) -> None:
     from conjoin.processing.sentence_files import write_json_file
     from conjoin.trainers.compress import compress
 
-    rows: Any = options.load_rows(options.data)
+    rows: Any = options.load_rows(options.data, only="both")
     model: Any
     if options.preset is None:
         model, processor = load_model(options.model, revision=options.revision)

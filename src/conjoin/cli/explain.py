@@ -52,7 +52,7 @@ def run(options: Options) -> None:
     explanation = explain_pair(model, processor, options.image, plain_text(options.image, options.text))
     taus: dict[str, Any] = {}
     if options.data is not None:
-        rows: Any = options.load_rows(options.data)
+        rows: Any = options.load_rows(options.data, only="both")
         chosen = rows.select(range(min(options.pairs, len(rows))))
         pairs = [row_item({"image": row["image"], "text": row["text"]}) for row in chosen]
         taus = {f"{part}_threshold": value for part, value in fit_thresholds(model, processor, pairs).items()}

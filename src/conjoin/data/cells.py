@@ -1,5 +1,8 @@
-"""Cells of tables: which are no value, and what the others are as ids, numbers and texts; and what a row has."""
+"""Cells of tables: which are no value, and what the others are as ids, images, numbers and texts; what a row has."""
 
+import ast
+import io
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,9 +15,12 @@ from typing import Any, Literal
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from PIL import Image
 from price_parser import Price
 
 from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_images import DATA_URIS, decode_base64, is_url
+from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 
 NO_VALUES = ("", "n/a", "na", "#n/a", "<na>", "-", "--", "–", "—", "null", "none", "nan", "nat")
 """Texts that say that there is no value, in any case."""
@@ -23,6 +29,8 @@ _DASHES = dict.fromkeys(map(ord, "−–—‒－﹣"), "-") | dict.fromkeys(map
 _AFTER_WHOLE = (".", ".-", ",-", ":-", "/-")
 """Behind an amount without hundredths: `12.-`, `12,–`, `12/-`."""
 _LONGEST_PRICE, _LOOKED_AT = 40, 1000
+_LOCATIONS = ("src", "url", "path")
+_SHORTEST_BASE64 = 40
 _WORDS = "a abbr b big cite code del em font i ins mark q s small span strong sub sup u"
 _BLOCKS = (
     "article blockquote br center dd div dl dt figure footer h1 h2 h3 h4 h5 h6 header hr iframe img li ol p pre "
@@ -75,6 +83,67 @@ def as_ids(values: Iterable[Any], column: str) -> list[str | None]:
         return [*map(as_id, values)]
     except ValueError as error:
         raise ValueError(f"the column {column!r} holds {error}") from error
+
+
+def read_images(cell: Any) -> Any:
+    """Return the image of a cell as a path, a URL, a data URI or what holds its bytes; of several, a list.
+
+    Args:
+        cell: One of these, `//host/a.jpg`, base64, `{"src": ...}`, `{"url": ...}` or `{"path": ...}`; a list of them,
+            also as JSON; or several paths or URLs with `|`, `;`, a comma or white space between them.
+
+    Returns:
+        None for no value.
+    """
+    if is_missing(cell):
+        return None
+    if isinstance(cell, Mapping) and cell.get("bytes") is None:
+        return next((read_images(cell[name]) for name in _LOCATIONS if not is_missing(cell.get(name))), None)
+    if isinstance(cell, str):
+        return _image_or_images(cell.strip())
+    if isinstance(cell, list | tuple):
+        read = [image for each in cell if (image := read_images(each)) is not None]
+        return [one for image in read for one in (image if isinstance(image, list) else [image])] or None
+    return cell
+
+
+def _parsed(text: str) -> Any:
+    """Return the value that a text is in JSON or in Python; the text itself if it is none."""
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return parse(text)
+    return text
+
+
+def _image_or_images(cell: str) -> Any:
+    if cell[0] in "[{" and isinstance(parsed := _parsed(cell), dict | list):
+        return read_images(parsed)
+    if kind := _base64_kind(cell):
+        return f"data:{kind};base64,{cell}"
+    for separator in ("|", None) if cell.startswith(DATA_URIS) else ("|", ";", ",", None):
+        parts = [part for each in cell.split(separator) if (part := each.strip())]
+        if len(parts) > 1 and (all(map(_is_remote, parts)) or (separator and all(map(_is_picture_file, parts)))):
+            return [_image_or_images(part) for part in parts]
+    cell = cell.strip("|;, ")
+    is_host = cell.startswith("//") and "." in cell[2:].partition("/")[0]
+    return f"https:{cell}" if is_host else cell or None
+
+
+def _is_remote(text: str) -> bool:
+    return is_url(text) or text.startswith(("//", *DATA_URIS)) or _base64_kind(text) is not None
+
+
+def _is_picture_file(text: str) -> bool:
+    return text.lower().endswith(PICTURE_SUFFIXES) and not _is_remote(text)
+
+
+def _base64_kind(text: str) -> str | None:
+    """Return the media type of a picture in base64 that Pillow knows; None for other texts."""
+    if len(text) < _SHORTEST_BASE64 or "." in text or text.startswith(DATA_URIS):
+        return None
+    with suppress(OSError, ValueError, Image.DecompressionBombError):
+        return Image.open(io.BytesIO(decode_base64(text, ""))).get_format_mimetype()
+    return None
 
 
 def read_number(value: Any, name: str, column: str, mark: str | None = None) -> float | None:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from conjoin.data.cells import is_missing
-from conjoin.data.row_images import EMBEDDED, listed_images
+from conjoin.data.cells import is_missing, read_images
+from conjoin.data.row_images import EMBEDDED
 from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 
@@ -329,16 +329,13 @@ class _Table:
 
 def _is_picture(value: Any, is_named: bool) -> bool:
     """Whether a cell holds or names a picture, or a list of them; in a column that is named like one any URL does."""
-    if not isinstance(value, str):
-        return isinstance(value, bytes | Image.Image) or (
-            isinstance(value, Mapping) and bool({"bytes", "path", "src", "url"} & {*value})
-        )
-    listed = listed_images(value)
-    return all(
-        path.startswith("data:image/")
-        or path.partition("?")[0].lower().endswith(PICTURE_SUFFIXES)
-        or (is_named and is_url(path))
-        for path in (listed if isinstance(listed, list) else [listed])
+    read = read_images(value)
+    return read is not None and all(
+        isinstance(image, bytes | Mapping | Image.Image)
+        or (isinstance(image, str) and image.partition("?")[0].lower().endswith(PICTURE_SUFFIXES))
+        or str(image).startswith("data:image/")
+        or (is_named and is_url(image))
+        for image in (read if isinstance(read, list) else [read])
     )
 
 
@@ -533,9 +530,9 @@ def is_text(feature: Any) -> bool:
 
 
 def holds_images(feature: Any) -> bool:
-    """Whether a feature is of images with their bytes or paths, or of lists of them."""
+    """Whether a feature is of images that may have their bytes, or of lists of them."""
     kind = element_of(feature) or feature
-    return isinstance(kind, datasets.Image | dict) or kind in _BYTES
+    return isinstance(kind, datasets.Image) or kind in _BYTES or (isinstance(kind, dict) and "bytes" in kind)
 
 
 def _check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColumns:
@@ -552,7 +549,7 @@ def _check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColum
             raise ValueError(f"column {name!r} holds {features[name]}; expected texts")
     pictures = features.get(columns.picture or "")
     kind = element_of(pictures) or pictures
-    if is_text(kind) or kind in _ANY or holds_images(pictures):
+    if is_text(kind) or kind in _ANY or isinstance(kind, dict) or holds_images(pictures):
         return columns
     if columns.image:
         raise ValueError(f"column {columns.image!r} holds {pictures}; expected images, image bytes, paths or URLs")
@@ -571,12 +568,12 @@ def cast_images(dataset: Source, column: str) -> Source:
 
 
 def image_paths(cells: pa.Array) -> list[Any]:
-    """Return the path of each row's image, or a list of paths; `EMBEDDED` for one with bytes, which stay unread."""
+    """Return the cells of each row's image or images; `EMBEDDED` for one with bytes, which stay unread."""
     if is_list(cells):
         paths = iter(image_paths(pc.list_flatten(cells)))
         lengths = pc.fill_null(pc.list_value_length(cells), 0).to_pylist()
         return [[*itertools.islice(paths, length)] for length in lengths]
-    if pa.types.is_struct(cells.type):
+    if pa.types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
         has_bytes = pc.is_valid(pc.struct_field(cells, "bytes"))
         cells = pc.if_else(has_bytes, EMBEDDED, pc.struct_field(cells, "path"))
     return texts_of(cells)

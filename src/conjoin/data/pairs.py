@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conjoin.data.cells import as_ids, clean_texts, decimal_mark, read_number
+from conjoin.data.cells import as_ids, clean_texts, decimal_mark, read_images, read_number
 from conjoin.data.columns import (
     IMAGE,
     ColumnNames,
@@ -33,9 +33,8 @@ from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source, table_suffix
 from conjoin.data.row_checks import check_on_error, counted, row_name
-from conjoin.data.row_images import PLACEHOLDER, RowImages, check_placeholders, image_folders, listed_images
-from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_text
+from conjoin.data.row_images import PLACEHOLDER, RowImages, check_image_path, check_placeholders, image_folders
+from conjoin.processing.item_error import ItemError, MissingFileError
 
 logger = logging.getLogger(__name__)
 _TEXT = datasets.Value("string")
@@ -57,25 +56,28 @@ def load_pairs(
     columns: ColumnNames | None = None,
     split: str = "train",
     streaming: bool = False,
-    only: Literal["image", "text"] | None = None,
+    only: Literal["image", "text", "both"] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     keep: Sequence[str] = (),
 ) -> AnyDataset:
-    """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
+    """Load rows with the columns `id` (string), `image` (undecoded) and `text` (string), of which a row may lack one.
 
     This function checks every id and text and the existence of every image file; images are read on access. With
     streaming, the rows of CSV and Parquet files, shards, datasets of the Hub and an `IterableDataset` are read and
     checked on access, and duplicate ids are not detected. A row that cannot be used raises an error that names it; no
-    row is skipped.
+    row is skipped. A row with a text whose image file does not exist is read by its text, with a warning that counts
+    such rows; where no image of several is found, the folder is wrong, and that is an error.
 
     A row with a list of captions becomes a pair for each caption, with the ids `ID#0`, `ID#1` ...; so do rows of one
     id and one image. Pairs of one image share a `group`, a fourth column that exists where it is needed (with
     streaming, images of several rows are not compared). A row with a list of images is one item with all of them. In
-    its text, `<image>` marks the place of the next image; without it, the images precede the text. A cell of a CSV
-    holds a list as JSON, `["a.png", "b.png"]`, or as `a.png|b.png` (also with `;` or a comma). If no column is a text,
-    but one is a `datasets.ClassLabel`, its names are the texts and the groups.
+    its text, `<image>` marks the place of the next image; without it, the images precede the text. If no column is a
+    text, but one is a `datasets.ClassLabel`, its names are the texts and the groups.
 
-    Ids are texts: the number 1001.0 is `1001`. NaN and an empty cell of a CSV are no value.
+    A cell names an image by its path, its URL (also `//host/a.jpg`), a data URI, base64, `{"src": ...}` or
+    `{"url": ...}`; several as a list, also in JSON, or as `a.png|b.png` (with `;`, a comma or, between URLs, a space).
+    Ids are texts: the number 1001.0 is `1001`. Blanks, NaN, `N/A`, `null` and `-` are no value. Texts lose their outer
+    spaces and what they have of HTML.
 
     Args:
         source: One of
@@ -96,22 +98,23 @@ def load_pairs(
             same thing, and are not each other's negatives.
         split: The split, for sources with several.
         streaming: Return an `IterableDataset` that reads rows on access.
-        only: Load this part only: the source may lack the other, and the result has no column for it.
+        only: "image" or "text": load this part only; the source may lack the other, and the result has no column for
+            it. "both": a row that lacks one of them cannot be used, as for training.
         on_error: "skip" marks a row whose image, text or id cannot be used, by the reason in a further column
             `problem` (null for the others): encoding and training skip it, and list it. Of rows of one id, the first
             is kept. A kept value that should be a number and is none becomes null, with a warning.
         keep: Further columns of the source; their values are in the column `metadata`, under their own names. Those of
             a CSV file are texts; `"price:number"` reads the column `price` as numbers and prices, such as `9.5`,
-            `US$ 1,299.00`, `1.299,00 €` or `₹1,29,900`. `N/A`, `-`, `null` and blanks are no value.
+            `US$ 1,299.00`, `1.299,00 €` or `₹1,29,900`.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
-        ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, an image
+        ValueError: A column is missing, the source is empty, an id occurs twice, a row has nothing to read, an image
             is a URL and URLs are not allowed, an image lies outside of a folder, archive or Hub dataset, or `only` or
             `on_error` is unknown.
     """
-    if only not in (None, "image", "text"):
-        raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
+    if only not in (None, "image", "text", "both"):
+        raise ValueError(f"only={only!r}; expected None, 'image', 'text' or 'both'")
     skip = check_on_error(on_error)
     dataset, folder = open_source(source, split, streaming, captions=only != "image")
     dataset = undecoded(dataset)
@@ -122,15 +125,15 @@ def load_pairs(
     if dataset.features is None:
         dataset = undecoded(dataset.cast(datasets.Dataset.from_list(sample).features))
     rows = {name: [row[name] for row in sample] for name in first} if isinstance(sample, list) else sample
-    chosen = choose_columns(rows, columns, dataset.features, only)
+    chosen = choose_columns(rows, columns, dataset.features, None if only == "both" else only)
     metadata = choose_metadata(keep, list(first), dataset.features)
     pictures = dataset.features[chosen.picture] if chosen.picture else None
     numbers = [name for name, is_number in metadata.items() if is_number]
     marks = {name: decimal_mark(row[name] for row in dataset.select_columns(name)) for name in numbers}
     has_bytes = holds_images(pictures)
-    has_lists = element_of(pictures) is not None or isinstance(listed_images(first.get(chosen.picture)), list)
+    has_lists = element_of(pictures) is not None or isinstance(read_images(first.get(chosen.picture)), list)
     images = RowImages(folder, image_folders(source, folder))
-    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, marks, source)
+    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, marks, source, only is None)
     dataset = dataset.select_columns(reader.names)
     if has_bytes:
         dataset = cast_images(dataset, str(chosen.picture))
@@ -141,7 +144,7 @@ def load_pairs(
 
 
 def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:
-    """Load pairs as `load_pairs` does; the embedded sample also has second names, and concepts as `group`.
+    """Load rows with both parts as `load_pairs` does; the emoji also have second names, and concepts as `group`.
 
     Args:
         source: As for `load_pairs`.
@@ -150,8 +153,8 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
     """
     if source == SAMPLE_SOURCE:
         return load_emoji(split).rename_column("concept", "group")
-    pairs = load_pairs(source, split=split, **options)
-    if isinstance(pairs, datasets.Dataset) and "text" in pairs.column_names and "group" not in pairs.column_names:
+    pairs = load_pairs(source, split=split, only="both", **options)
+    if isinstance(pairs, datasets.Dataset) and "group" not in pairs.column_names:
         texts = pairs.data["text"]
         repeated = len(texts) - pc.count_distinct(texts).as_py()
         if repeated:
@@ -176,7 +179,9 @@ class PairReader:
         metadata: Further columns, as `choose_metadata` gives them.
         marks: The decimal marks of those that are read as numbers.
         source: Of the rows; those of a CSV file are named by their lines.
-        warned: The columns of metadata that hold what is no number.
+        may_lack: Whether a row may lack its image or its text.
+        lost: Of rows with a text, why there is no image, by their numbers.
+        warned: What was warned of: columns of metadata that hold what is no number, and images of a stream.
     """
 
     columns: PairColumns
@@ -187,6 +192,8 @@ class PairReader:
     metadata: Mapping[str, bool]
     marks: Mapping[str, str | None]
     source: PairSource
+    may_lack: bool
+    lost: dict[int, ItemError] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     @property
@@ -213,10 +220,10 @@ class PairReader:
         problems: dict[int, ItemError] = {}
         ids = [str(number) for number in numbers]
         if columns.id:
-            for row, name in enumerate(as_ids(values_of(cells[columns.id]), columns.id)):
-                ids[row] = name or f"row {numbers[row]}"
-                if name is None:
-                    problems[numbers[row]] = ItemError(ids[row], "the id is missing")
+            known = as_ids(values_of(cells[columns.id]), columns.id)
+            ids = [id_ or f"row {number}" for id_, number in zip(known, numbers, strict=True)]
+            without = [number for id_, number in zip(known, numbers, strict=True) if id_ is None]
+            problems = {number: ItemError(f"row {number}", "the id is missing") for number in without}
 
         def attempt(row: int, check: Callable[..., Any], *values: Any) -> Any:
             """Return what `check(*values, name of the row)` returns, or None after a problem."""
@@ -236,17 +243,20 @@ class PairReader:
             cells[columns.text] = pa.array(columns.label.names).take(pc.if_else(pc.less(classes, 0), None, classes))
         if columns.group:
             rows["group"] = pa.array(as_ids(values_of(cells[columns.group]), columns.group), pa.string())
-        owners = pa.array(range(len(ids)))
-        texts = None
+        owners, texts, no_text, no_image, wrong = pa.array(range(len(ids))), None, set(), set(), {}
         if columns.text:
-            owners, texts = self._texts([cells[name] for name in (columns.text, *columns.joined)], attempt)
+            owners, texts, no_text = self._texts([cells[name] for name in (columns.text, *columns.joined)], attempt)
         if columns.picture:
-            images, counts = self._images(cells[columns.picture], attempt)
+            images, counts, wrong = self._images(cells[columns.picture], lambda row: row_name(numbers[row], ids[row]))
             rows |= images
-            if counts and texts is not None:
-                for place in np.flatnonzero(pc.match_substring(texts, PLACEHOLDER)).tolist():
-                    row = owners[place].as_py()
-                    attempt(row, check_placeholders, texts[place].as_py(), counts[row])
+            no_image = {row for row, count in enumerate(counts) if not count and row not in wrong}
+            if self.has_lists and counts and texts is not None:
+                places = np.flatnonzero(pc.match_substring(texts, PLACEHOLDER).fill_null(False))
+                for row, text in zip(owners.take(places).to_pylist(), texts.take(places).to_pylist(), strict=True):
+                    if counts[row]:
+                        attempt(row, check_placeholders, text, counts[row])
+        for row, error in self._lacking(no_image, no_text, wrong, numbers):
+            attempt(row, _refuse, error)
         pairs = pa.table(rows)
         if texts is not None:
             pairs = pairs.take(owners).append_column("text", texts)
@@ -255,54 +265,80 @@ class PairReader:
             pairs = pairs.filter(pa.array((np.diff(read, prepend=-1) != 0) | ~np.isin(read, list(problems))))
         return pairs, problems
 
-    def _texts(self, columns: Sequence[pa.Array], attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array]:
-        """Return the row and the text of each pair; the texts of several columns are one."""
-        texts = columns[0]
+    def _lacking(
+        self, no_image: set[int], no_text: set[int], wrong: Mapping[int, ItemError], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, ItemError | str]]:
+        """Yield the rows without what they need, and why; those that are read by their text alone are `lost`."""
+        may_lack = self.may_lack and self.columns.text and self.columns.image
+        for row, error in wrong.items():
+            if may_lack and row not in no_text and isinstance(error, MissingFileError):
+                self.lost[numbers[row]] = error
+            else:
+                yield row, error
+        if may_lack:
+            yield from ((row, "the image and the text are missing") for row in no_image & no_text)
+        else:
+            yield from ((row, "the image is missing") for row in no_image)
+            yield from ((row, "the text is missing") for row in no_text)
+
+    def _texts(self, columns: Sequence[pa.Array], attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array, set[int]]:
+        """Return the row and the text of each pair, and the rows without any; texts of several columns are one."""
+        texts, count = columns[0], len(columns[0])
         if len(columns) > 1:
-            joined: list[str | None] = []
-            for row, parts in enumerate(zip(*map(texts_of, columns), strict=True)):
-                if any(isinstance(part, list) for part in parts):
+            parts = []
+            for values in map(texts_of, columns):
+                for row in [row for row, value in enumerate(values) if isinstance(value, list)]:
                     attempt(row, _refuse, "a list of texts in one of several text columns; expected one text in each")
-                    parts = ()
-                joined.append(" ".join(filter(None, parts)) or None)
-            texts = pa.array(joined, pa.string())
+                    values[row] = None
+                parts.append(clean_texts(pa.array(values, pa.string())).to_pylist())
+            texts = pa.array([" ".join(filter(None, each)) for each in zip(*parts, strict=True)], pa.string())
         elif isinstance(texts.type, pa.BaseExtensionType):  # mixed JSON
             lists = [value if isinstance(value, list) else [value] for value in texts_of(texts)]
             texts = pa.array(lists, pa.list_(pa.string()))
-        owners = pa.array(range(len(texts)))
+        owners = pa.array(range(count))
         if is_list(texts):
-            is_empty = pc.equal(pc.fill_null(pc.list_value_length(texts), 0), 0)
-            texts = pc.if_else(is_empty, pa.scalar([None], texts.type), texts)
             owners, texts = pc.list_parent_indices(texts), pc.list_flatten(texts)
-        texts = texts.cast(pa.string())
-        is_blank = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)
-        for place in np.flatnonzero(is_blank).tolist():
-            text = texts[place].as_py()
-            check, value = (_refuse, "the text is missing") if text is None else (check_text, text)
-            attempt(owners[place].as_py(), check, value)
-        return owners, texts
+        texts = clean_texts(texts)
+        owners, texts = owners.filter(pc.is_valid(texts)), texts.drop_null()
+        lacking = np.setdiff1d(np.arange(count), owners)
+        rows = np.concatenate([owners, lacking])
+        order = pa.array(np.argsort(rows, kind="stable"))
+        texts = pa.concat_arrays([texts, pa.nulls(len(lacking), pa.string())])
+        return pa.array(rows).take(order), texts.take(order), {*lacking.tolist()}
 
-    def _images(self, cells: pa.Array, attempt: Callable[..., Any]) -> tuple[dict[str, pa.Array], list[int]]:
+    def _images(
+        self, cells: pa.Array, name: Callable[[int], str]
+    ) -> tuple[dict[str, pa.Array], list[int], dict[int, ItemError]]:
         """Check the images of rows.
 
+        Args:
+            cells: Of the rows.
+            name: Gives what messages call a row.
+
         Returns:
-            The `file` and the `image` of each row, as `read`; and how many images it has, if rows with lists are read.
+            The `file` and the `image` of each row, as `read`; how many images it has, if they are read; and why those
+            of rows cannot be used.
         """
-        pictures = [listed_images(cell) for cell in image_paths(cells)]
-        lists = [picture if isinstance(picture, list) else [picture] for picture in pictures]
-        rows = {"file": pa.array(map(self.images.file_key, lists), pa.int64())}
-        if not self.columns.image:
-            return rows, []
-        images: list[list[dict[str, str]] | None] = []
-        for row, paths in enumerate(lists):
-            images_of_row = [{"path": path} if self.has_bytes else path for path in paths or [None]]
-            checked = [attempt(row, self.images.check, cell) for cell in images_of_row]
-            images.append(None if None in checked else [{"path": path} for path in checked])
-        if not self.has_bytes:
-            rows["image"] = pa.array(images, pa.list_(IMAGE.pa_type))
-        has_lists = any(isinstance(picture, list) for picture in pictures)
-        self.has_lists |= has_lists
-        return rows, [*map(len, lists)] if has_lists else []
+        read = [read_images(cell) for cell in image_paths(cells)]
+        lists = [image if isinstance(image, list) else [image] if image else [] for image in read]
+        files = [*map(self.images.file_key, lists)]
+        images: list[list[dict[str, str]]] = []
+        wrong: dict[int, ItemError] = {}
+        for row, paths in enumerate(lists if self.columns.image else ()):
+            try:
+                if self.has_bytes:
+                    checked = [check_image_path(path, self.images.folders, name(row)) for path in paths]
+                else:
+                    checked = [self.images.resolve(path, name(row)) for path in paths]
+                images.append([{"path": path} for path in checked])
+            except ItemError as error:
+                wrong[row], files[row] = error, None
+                images.append([])
+        rows = {"file": pa.array(files, pa.int64())}
+        if self.columns.image and not self.has_bytes:
+            rows["image"] = pa.array([image or None for image in images], pa.list_(IMAGE.pa_type))
+        self.has_lists |= bool(images) and any(isinstance(image, list) for image in read)
+        return rows, [*map(len, images)], wrong
 
     def _kept(self, name: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
         """Return the values of a kept column."""
@@ -331,8 +367,6 @@ class PairReader:
         """
         columns, count = self.columns, len(dataset)
         stored = {"image": columns.image} if columns.image and self.has_bytes else {}
-        if columns.text and not columns.joined and dataset.features[columns.text] == _TEXT:
-            stored["text"] = columns.text
         table = dataset.with_format("arrow")
         problems: dict[int, ItemError] = {}
         blocks = []
@@ -340,8 +374,15 @@ class PairReader:
             numbers = range(start, min(start + _ROWS_AT_ONCE, count))
             block, found = self.read(table[start : numbers.stop], numbers)
             problems |= found
-            blocks.append(block.drop_columns("text") if "text" in stored else block)
+            blocks.append(block)
         pairs = pa.concat_tables(blocks)
+        if len(self.lost) > 1 and pairs["image"].null_count == len(pairs):
+            problems |= self.lost
+        elif self.lost:
+            logger.warning(
+                "%d of %d rows name an image that does not exist, and are read by their text; %s",
+                len(self.lost), count, self.lost[min(self.lost)],
+            )  # fmt: skip
         owners, first = pairs["row"].to_numpy(), _first_places(pairs["key"])
         if (owners[first] != owners).any():
             pairs = self._without_repeats(dataset, pairs, first, problems)
@@ -429,6 +470,10 @@ class PairReader:
             pairs, problems = self.read(table, numbers)
             if problems and not self.skip:
                 raise problems[min(problems)]
+            if self.lost and "image" not in self.warned:
+                self.warned.add("image")
+                logger.warning("%s; it and others like it are read by their text", self.lost[min(self.lost)])
+            self.lost.clear()
             if self.has_lists and features.get("image") == IMAGE:
                 raise ValueError("a row has several images, but the first row has one")
             owners = pairs["row"].to_pylist()
@@ -471,8 +516,8 @@ def _content(picture: Any) -> int:
     return hash(tuple(image["bytes"] or image["path"] if isinstance(image, Mapping) else image for image in images))
 
 
-def _refuse(message: str, name: str) -> None:
-    raise ItemError(name, message)
+def _refuse(problem: str | ItemError, name: str) -> None:
+    raise ItemError(name, problem) if isinstance(problem, str) else problem
 
 
 def _written(values: list[Any], feature: Any) -> list[Any]:

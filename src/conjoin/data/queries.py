@@ -15,7 +15,7 @@ from conjoin.data.mmeb import MmebTraining
 from conjoin.data.pair_sources import PairSource
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_checks import check_ids, row_name
-from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
+from conjoin.data.row_images import RowImages, image_folders, row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
 from conjoin.progress import progress
@@ -171,7 +171,7 @@ class QueryTable(QueryDataset):
         if "text" in parts:
             check_text(parts["text"], name)
         if "image" in parts:
-            parts["image"] = self.images.check(listed_images(parts["image"]), name)
+            parts["image"] = self.images.check(parts["image"], name)
         modality = ",".join(part for part in ("image", "text") if part in parts)
         return Candidate(f"{row_digest(parts):x}", row_item(parts, name), modality)
 

@@ -3,7 +3,6 @@
 In a row with several images, `<image>` in the text marks the place of the next image of the list, as in MERIT.
 """
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ import datasets
 from huggingface_hub.constants import HF_HUB_CACHE
 from PIL import Image
 
+from conjoin.data.cells import read_images
 from conjoin.processing.item_error import ItemError, MissingFileError
 from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
@@ -87,20 +87,17 @@ class RowImages(NamedTuple):
     folder: Path | None
     folders: tuple[str, ...] | None
 
-    def check(self, image: Any, name: str) -> Any:
-        """Return the image of a row, or its list of images, with absolute paths.
+    def check(self, cell: Any, name: str) -> Any:
+        """Return the image of a cell, or its list of images, as `read_images`, with absolute paths.
 
         Raises:
             ItemError: There is none, its path may not be read, or Pillow does not read files of this kind.
             MissingFileError: There is no such file.
         """
-        if isinstance(image, list) and image:
-            if any(isinstance(each, list) for each in image):
-                raise ItemError(name, "a list within the list of images; expected images, image bytes, paths or URLs")
-            return [self.check(each, name) for each in image]
-        if isinstance(image, Mapping) and image.get("bytes") is None:
-            return check_image_path(image.get("path"), self.folders, name)
-        return self.resolve(image or None, name) if isinstance(image, str) or not image else image
+        images = read_images(cell)
+        if isinstance(images, list):
+            return [self.check(each, name) for each in images]
+        return self.resolve(images, name) if isinstance(images, str | None) else images
 
     def resolve(self, path: str | None, name: str) -> str:
         """Return the absolute path of an image; URLs and data URIs stay as they are.
@@ -261,27 +258,3 @@ def plain_text(image: Any, text: str) -> str:
 def map_images(change: Callable[[Any], Any], image: Any) -> Any:
     """Return what `change` makes of the image of a row, or of each of its list of images."""
     return [change(each) for each in image] if isinstance(image, list | tuple) else change(image)
-
-
-def listed_images(cell: Any) -> Any:
-    """Return the list of paths that a cell of a table holds, `["a.png", "b.png"]` or `a.png|b.png`; else the cell.
-
-    Instead of `|` there may be `;` or a comma. Each part is a URL or ends like a picture.
-    """
-    if not isinstance(cell, str):
-        return cell
-    if cell.startswith("["):
-        try:
-            paths = json.loads(cell)
-        except (ValueError, RecursionError):  # a file name may start with a bracket
-            return cell
-        return paths if all(isinstance(path, str) for path in paths) else cell
-    for separator in "|;,":
-        paths = [path.strip() for path in cell.split(separator) if path.strip()]
-        if separator in cell and paths and all(map(_names_picture, paths)):
-            return paths if len(paths) > 1 else paths[0]
-    return cell
-
-
-def _names_picture(path: str) -> bool:
-    return path.partition("?")[0].lower().endswith(PICTURE_SUFFIXES) or is_url(path)

@@ -10,6 +10,8 @@ import io
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ MAX_ASPECT_RATIO = 200
 """Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
 _DRAFT = 4
 """A large JPEG is decoded at a half, a quarter or an eighth of its size, but at least this many times the target."""
+_SAME_LEVELS = 3
+"""Profiles of sRGB differ in their rounding."""
 CONCATENATED = "concatenated"
 """The key in a PIL image's `info` of a picture of several images: cropped, it would lose some of them."""
 MAX_HEIGHT, MAX_PIXELS = 2048, 2**24
@@ -178,14 +182,22 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def _to_srgb(image: Image.Image) -> Image.Image:
     """Convert an image to sRGB; without a colour profile that can be read, its colours are taken as they are."""
-    try:
-        own = ImageCms.ImageCmsProfile(io.BytesIO(image.info.get("icc_profile") or b""))
-        if "sRGB" not in ImageCms.getProfileDescription(own):
-            srgb = ImageCms.createProfile("sRGB")
-            return ImageCms.profileToProfile(image, own, srgb, outputMode="RGB") or image
-    except (ImageCms.PyCMSError, OSError, ValueError):
-        pass
+    with suppress(ImageCms.PyCMSError, OSError, ValueError):
+        if transform := _srgb_transform(image.info.get("icc_profile") or b"", image.mode):
+            return ImageCms.applyTransform(image, transform) or image
     return image if image.mode == "RGB" else image.convert("RGB")  # a large picture is not copied
+
+
+@lru_cache(8)
+def _srgb_transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Return what converts colours of a profile to sRGB; None if they are sRGB: its name is no proof."""
+    own, srgb = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
+    transform = ImageCms.buildTransform(own, srgb, mode, "RGB")
+    levels = np.stack(np.meshgrid(*[np.arange(0, 256, 51, dtype=np.uint8)] * 3), axis=-1).reshape(6, 36, 3)
+    colours = Image.fromarray(levels)
+    if mode == "RGB" and (converted := ImageCms.applyTransform(colours, transform)):
+        return transform if np.abs(np.asarray(converted, dtype=int) - levels).max() > _SAME_LEVELS else None
+    return transform
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -230,9 +242,10 @@ def array_to_image(array: np.ndarray | Tensor) -> Image.Image:
 
 
 def decode_base64(text: str, name: str) -> bytes:
-    """Return the bytes that `text` encodes; errors start with `name`."""
+    """Return the bytes that `text` encodes, in either alphabet, padded or not; errors start with `name`."""
+    plain = "".join(text.split()).translate(str.maketrans("-_", "+/")).rstrip("=")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except ValueError as error:
         raise ItemError(name, f"the image is not valid base64 ({error})") from error
 

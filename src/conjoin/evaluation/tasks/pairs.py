@@ -60,9 +60,9 @@ def pairs_cells(options: PairsOptions) -> list[Cell]:
     names = options.cells or list(CELLS)
     if not set(names) <= set(CELLS):
         raise ValueError(f"unknown cells {names}; expected some of {CELLS}")
-    pool = asked = _Pairs("", load_pairs(options.data, split=options.split, columns=options.columns))
+    pool = asked = _Pairs("", load_pairs(options.data, split=options.split, columns=options.columns, only="both"))
     if options.gallery is not None:
-        pool = _Pairs("gallery ", load_pairs(options.gallery, columns=options.columns))
+        pool = _Pairs("gallery ", load_pairs(options.gallery, columns=options.columns, only="both"))
     places: dict[tuple[str, Hashable], list[int]] = {}
     for part in ("image", "text"):
         for number, key in enumerate(pool.keys[part]):

@@ -131,9 +131,9 @@ def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:
     return miners
 
 
-def needed_part(views: Sequence[str]) -> Literal["image", "text"] | None:
-    """The one part that some views are of, None for both: `only` of `load_pairs`."""
-    return "image" if {*views} == {"image"} else "text" if {*views} == {"text"} else None
+def needed_part(views: Sequence[str]) -> Literal["image", "text", "both"]:
+    """The one part that some views are of, or both: `only` of `load_pairs`."""
+    return "image" if {*views} == {"image"} else "text" if {*views} == {"text"} else "both"
 
 
 def mine_hard_negatives(  # noqa: C901 - it reads top to bottom

@@ -77,7 +77,7 @@ def read_catalogue(
     if not named:
         raise ValueError(f"no attribute column; the columns are {', '.join(map(repr, available))}")
     keep = list(dict.fromkeys([*named, *filter(None, facts.values())]))
-    rows = load_pairs(source, split=split, keep=keep, columns=columns)
+    rows = load_pairs(source, split=split, only="both", keep=keep, columns=columns)
     ids = rows["id"][:]
     for pid in ids:
         product_id(pid, "the catalogue")
