@@ -133,7 +133,6 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
         ({"query": " ", "positive": "p"}, "row 0 .*query: text is empty"),
         ({"query": "q", "positive": 3}, "positive: got 3; expected a text, an image"),
         ({"query": "q", "positive": "cat.png"}, r"""expected {"image": 'cat.png'}"""),
-        ({"query": "q", "positive": {"image": ["a.png", ["b.png"]]}}, "a list within the list of images"),
         ({"query": "q", "positive": {"text": "<image>", "images": ["red.png"] * 2}}, "1 placeholders"),
         ({"query": "q", "positive": "p", "negative": ["x", "p"]}, "a negative is also a positive"),
         ({"query": "q", "positive": "p", "positive_id": 1, "negative": "n"}, "expected both or neither"),

@@ -57,9 +57,7 @@ def test_a_german_table(shop):
     assert "Preis: 899 to 1,299, read as Preis:number, blank in 1 rows" in lines
     assert "Kategorie: Deko, Licht, Sitzen" in lines and "Nr: 007, 008, 009" in lines
     assert "not kept    Beschreibung ('Eine Lampe.')" in lines
-    assert (
-        "4 rows, 1 of which cannot be used and are skipped\n  skipped     1, such as row 3 (id 'A-4'): image" in lines
-    )
+    assert "4 rows\n  both        3 rows\n  text        1 rows\n" in lines
     found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
     assert "Preis ('auf Anfrage')" in found.lines[-2] and found.keep == ["Modell", "Kategorie", "Nr"]
     found = find_products("katalog.csv", keep=["Preis:number", "Beschreibung"])
@@ -79,8 +77,11 @@ def test_several_columns_are_one_text_and_may_be_filters_too(shop):
 def test_rows_that_cannot_be_used_are_counted_by_reason(shop):
     pictures = ["bilder/0.png", "", "bilder/a.png", "bilder/b.png", ""]
     lines = find_products(shop({"image": pictures, "title": [f"a lamp {n}" for n in range(5)]})).lines
-    assert lines[0] == "5 rows, 4 of which cannot be used and are skipped"
-    assert [line[:31] for line in lines[1:3]] == [f"  skipped     2, such as row {n} " for n in (1, 2)]
+    assert lines[:3] == ["5 rows", "  both        1 rows", "  text        4 rows"]
+    titles = ["a lamp", "a chair of oak", "", "", ""]
+    lines = find_products(shop({"image": pictures, "title": titles})).lines
+    assert lines[0] == "4 rows, 2 of which cannot be used and are skipped"
+    assert lines[1].startswith("  skipped     2, such as row 2 ")
 
 
 def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
@@ -129,9 +130,9 @@ def test_a_folder_of_pictures(shop, own_export):
         ({"title": ["a lamp"]}, {"columns": {"image": "pic"}}, "no column 'pic'; the columns are 'title'"),
         ({"title": []}, {}, "cannot be read: it has no rows"),
         (
-            {"image": ["bilder/7.png"], "title": ["a"]},
+            {"image": ["bilder/7.png", "bilder/8.png"], "title": ["a", "b"]},
             {},
-            "none of the 1 rows of 'katalog.csv' can be used: row 0 .*no such",
+            "none of the 2 rows of 'katalog.csv' can be used: row 0 .*no such",
         ),
     ],
 )
@@ -179,19 +180,19 @@ def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_e
     model = str(own_export[0])
     assert main(["start", "katalog.csv", "--model", model, "--no-app"]) == 0
     printed = capsys.readouterr().out
-    assert "4 rows, 1 of which cannot be used and are skipped" in printed
-    assert "3 rows added, 0 replaced" in printed and len(Collection("runs/katalog")) == 3
+    assert "  both        3 rows\n  text        1 rows\n" in printed
+    assert "4 rows added, 0 replaced" in printed and len(Collection("runs/katalog")) == 4
     (encode,) = [line.partition("conjoin ")[2] for line in printed.splitlines() if line.startswith("1/2  conjoin ")]
     app = printed.splitlines()[-1]
     assert app == f"conjoin app runs/katalog --model {model} --group-by Modell"
     assert main(shlex.split(encode)) == 0
-    assert "0 rows added, 0 replaced, 0 removed, 3 unchanged; 0 encoded" in capsys.readouterr().out
+    assert "0 rows added, 0 replaced, 0 removed, 4 unchanged; 0 encoded" in capsys.readouterr().out
     shop({name: values[:1] for name, values in GERMAN.items()} | {"Preis": ["5 €"]})
     monkeypatch.setattr("conjoin.cli.start.find_spec", lambda name: True)
     opened = []
     monkeypatch.setattr("conjoin.cli.app.run", lambda args: opened.append((args.collections, args.model)))
     assert main(["start", "katalog.csv"]) == 0  # the model of the collection
-    assert "0 rows added, 1 replaced, 2 removed" in capsys.readouterr().out
+    assert "0 rows added, 1 replaced, 3 removed" in capsys.readouterr().out
     assert opened == [(["runs/katalog"], [model])]
 
 

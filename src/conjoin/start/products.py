@@ -1,7 +1,7 @@
 """What a table of products holds: which columns are the pictures, the titles, the ids, the prices, the categories."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -89,6 +89,11 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
     by_reason: defaultdict[str, list[str]] = defaultdict(list)
     for problem in problems:
         by_reason[re.sub(r"'[^']*'|\d+", "", problem.partition(": ")[2])].append(problem)
+    parts = [part for part in ("image", "text") if part in pairs.column_names]
+    cells = pairs.select_columns([*parts, "problem"]).with_format("arrow")[:]
+    cells = cells.filter(cells["problem"].is_null())
+    there = zip(*(cells[part].is_valid().to_pylist() for part in parts), strict=True)
+    kinds = Counter("both" if len(row) == sum(row) == 2 else parts[row.index(True)] for row in there)
     plain = {name.partition(":")[0] for name in found.keep}
     described = {name.partition(":")[0]: line for name, line in (numbers | choices).items()}
     shown = [f"{name} ({free.example(name)!r:.40})" for name in (*unkept, *described, *free.free) if name not in plain]
@@ -97,6 +102,7 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
         f"{len(dataset):,} rows"
         + (f", {len(problems):,} of which cannot be used and are skipped" if problems else ""),
         *(f"  skipped     {len(some):,}, such as {some[0]}" for some in by_reason.values()),
+        *(f"  {kind:<11} {count:,} rows" for kind, count in sorted(kinds.items()) if len(kinds) > 1),
         f"  pictures    {chosen.image or 'none'}{also['image']}",
         f"  titles      {', '.join(chosen.text) or 'none'}{also['text']}",
         f"  ids         {chosen.id or 'row numbers: no column has a value of its own in each row'}{also['id']}",
