@@ -203,12 +203,18 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
     for name in ("config.json", "modules.json", "processor_config.json", "model.safetensors"):
         (tmp_path / "strange" / name).write_text('{"model_type": "bert"}')
     (tmp_path / "strange" / "damaged.json").write_text("{")
+    for name in ("a/1", "b/2"):
+        (tmp_path / "two/results" / name).mkdir(parents=True)
+        (tmp_path / "two/results" / name / "Task.json").write_text("{}")
     (tmp_path / "broken").mkdir()
     for path in model.iterdir():
         (tmp_path / "broken" / path.name).symlink_to(path if path.suffix != ".safetensors" else "nothing")
     for source, words, message in (
         (tmp_path / "broken", "me/m --dry-run", "lacks model*.safetensors"),
         (model, f"me/m --results {tmp_path / 'strange' / 'damaged.json'} --dry-run", "damaged.json' is damaged ("),
+        (model, f"me/m --results {model / 'config.json'} --dry-run", "config.json' holds no results; expected"),
+        (model, f"me/m --results {tmp_path / 'two'} --dry-run", "results of several models: a/1, b/2"),
+        (model, f"me/m --results {tmp_path / 'empty'} --dry-run", "has no results of MTEB (results/MODEL"),
         (tmp_path / "empty", "me/m", "lacks config.json, modules.json, processor_config.json, model*.safetensors"),
         (tmp_path / "strange", "me/m", "a model of type 'bert'; there are cards for ['joint_encoder'"),
         (model, "me/too/deep --dry-run", "me/too/deep"),

@@ -38,7 +38,7 @@ def run(options: Options) -> None:
     except ImportError as error:
         raise ImportError('mteb is not installed; run: pip install "conjoin[mteb]"') from error
 
-    from conjoin.evaluation.mteb_model import MtebModel
+    from conjoin.evaluation.mteb_model import mteb_model
     from conjoin.retrieval import load_encoder
 
     try:
@@ -48,12 +48,12 @@ def run(options: Options) -> None:
             tasks = mteb.get_tasks(tasks=options.tasks)
     except KeyError as error:
         raise ValueError(f"MTEB has no {options.benchmark or ' '.join(options.tasks)!r}: {error.args[0]}") from error
-    model: Any = MtebModel(load_encoder(options.model, **options.encoder_options()))
+    model: Any = mteb_model(load_encoder(options.model, **options.encoder_options()))
     results = mteb.evaluate(
         model,
         tasks,
         cache=mteb.ResultCache(options.out),
-        encode_kwargs={"batch_size": options.batch_size},
+        encode_kwargs={"batch_size": options.batch_size, "show_progress_bar": not options.quiet},
         show_progress_bar=not options.quiet,
     )
     for result in results.task_results:

@@ -28,7 +28,7 @@ class Options(ImageOptions):
         message: Commit message.
         license: Licence, such as apache-2.0 (default: none).
         language: Languages, such as en de.
-        results: Of a model: results.json files for the card.
+        results: Of a model: results.json files, or the folder that conjoin mteb wrote, for the card.
         dataset: Of a model: training data (default: the recipe's).
         base_model: Of a model: trained from (default: the recipe's).
         model: Of a collection: its model on the Hub (default: what it records, of a folder the name); of a Space: its

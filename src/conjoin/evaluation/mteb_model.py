@@ -4,47 +4,47 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from mteb.models import ModelMeta
+from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ScoringFunction
 from PIL import Image
 
-from conjoin.evaluation.benchmark import as_prompt
 from conjoin.hub.local_paths import is_local, public_name
+from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
+from conjoin.retrieval.sentence_encoder import SentenceEncoder
+
+
+def mteb_model(encoder: ItemEncoder) -> AbsEncoder:
+    """Return what `mteb.evaluate` takes: MTEB's own wrapper of what sentence-transformers loads, else `MtebModel`.
+
+    The scores are those of MTEB itself: only models that follow instructions get those of a task. A model of
+    sentence-transformers is converted to the type of the encoder, and cuts its vectors as the encoder does.
+    """
+    if not isinstance(encoder, SentenceEncoder):
+        return MtebModel(encoder)
+    meta, model = _describe(encoder), encoder.model
+    if encoder.dtype is not None:
+        model.to(encoder.dtype)
+    if encoder.truncate_dim is not None:
+        model.truncate_dim = encoder.truncate_dim
+    wrapper = SentenceTransformerEncoderWrapper(model)
+    wrapper.mteb_model_meta = meta
+    return wrapper
 
 
 class MtebModel(AbsEncoder):
-    """A model of MTEB's protocol: `mteb.evaluate(MtebModel(encoder), tasks)`.
+    """A model of MTEB's protocol. An item has the text, the image or both of a row.
 
-    An item has the text, the image or both of a row. Queries, and the items of tasks without queries, get the task's
-    instruction: that of `instructions`, else the one that MTEB has. Documents get one only if MTEB has one for them.
-    Without an instruction, the model's own prompts for queries and documents apply.
+    A model that follows instructions (an MLLM retriever) gets the one of the task: for queries, for the items of tasks
+    without queries, and for documents if MTEB has one for them. Otherwise the model's own prompts apply.
 
     Args:
         encoder: The model.
-        instructions: By the name or the type of a task (`"Classification"`) its instruction.
     """
 
-    def __init__(self, encoder: ItemEncoder, instructions: Mapping[str, str] | None = None) -> None:
-        self.encoder, self.instructions = encoder, dict(instructions or {})
-        name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
-        modalities = ["text", "image"]
-        try:
-            encoder.encode([Image.new("RGB", (32, 32))])
-        except ValueError:  # it takes no pictures
-            modalities = ["text"]
-        facts = {
-            "name": name if "/" in name else f"conjoin/{name}",
-            "revision": encoder.fingerprint[:12],
-            "modalities": modalities,
-            "embed_dim": encoder.dimension,
-            "n_parameters": sum(each.numel() for each in encoder.model.parameters()),
-            "framework": ["PyTorch"],
-            "similarity_fn_name": ScoringFunction.COSINE,
-            "use_instructions": True,
-        }
-        self.mteb_model_meta = ModelMeta.create_empty(overwrites=facts)
+    def __init__(self, encoder: ItemEncoder) -> None:
+        self.encoder, self.mteb_model_meta = encoder, _describe(encoder)
 
     def encode(
         self,
@@ -69,8 +69,14 @@ class MtebModel(AbsEncoder):
         Raises:
             ValueError: A row has neither text nor image; the message names task, split and row.
         """
-        prompt = as_prompt(self.encoder, self._instruction(task_metadata, prompt_type))
-        how: dict[str, Any] = {"prompt": prompt, "role": None if prompt_type is None else str(prompt_type.value)}
+        role = None if prompt_type is None else str(prompt_type.value)
+        told = task_metadata.prompt
+        if isinstance(told, Mapping):
+            told = told.get(role or "query")
+        elif role == "document":
+            told = None
+        is_told = isinstance(self.encoder.processor, MllmRetrieverProcessor)
+        how: dict[str, Any] = {"prompt": (told or None) if is_told else None, "role": role}
         rows: list[np.ndarray] = []
         count = 0
         for batch in inputs:
@@ -87,10 +93,23 @@ class MtebModel(AbsEncoder):
             rows.append(self.encoder.encode(items, ids=names, **how))
         return np.concatenate(rows)
 
-    def _instruction(self, task: Any, prompt_type: Any) -> str | None:  # noqa: ANN401 - of mteb
-        side = "query" if prompt_type is None else str(prompt_type.value)
-        instruction = self.instructions.get(task.name, self.instructions.get(task.type))
-        given: Any = task.prompt if instruction is None or side != "query" else instruction
-        if isinstance(given, Mapping):
-            return given.get(side) or None
-        return given if side == "query" and given else None
+
+def _describe(encoder: ItemEncoder) -> ModelMeta:
+    """What MTEB's results say of the model; no path of this machine."""
+    name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
+    modalities = ["text", "image"]
+    try:
+        encoder.encode([Image.new("RGB", (32, 32))])
+    except ValueError:  # it takes no pictures
+        modalities = ["text"]
+    facts = {
+        "name": name if "/" in name else f"conjoin/{name}",
+        "revision": encoder.fingerprint[:12],
+        "modalities": modalities,
+        "embed_dim": encoder.dimension,
+        "n_parameters": sum(each.numel() for each in encoder.model.parameters()),
+        "framework": ["PyTorch"],
+        "similarity_fn_name": ScoringFunction.COSINE,
+        "use_instructions": isinstance(encoder.processor, MllmRetrieverProcessor),
+    }
+    return ModelMeta.create_empty(overwrites=facts)

@@ -46,20 +46,20 @@ def render_card(
         folder: Saved model, with `recipe.json` if a recipe trained it.
         repo_id: Repository of the model.
         license: Licence of the weights.
-        results: `results.json` of evaluations.
+        results: What `conjoin evaluate` wrote (`results.json`) and what `conjoin mteb` did (a results folder of MTEB).
         languages: Codes of the languages that it was trained for.
         datasets: Ids of its training data on the Hub; those of the recipe when empty.
         base_models: Ids of the models that it was trained from; those of the recipe when empty.
 
     Raises:
-        ValueError: There is no card for models of this type, or a file is damaged.
+        ValueError: There is no card for models of this type, a file is damaged, or something else than results.
     """
     config = _read(folder / "config.json")
     kind = config.get("model_type")
     if kind not in MODELS and kind not in PROCESSORS:
         raise ValueError(f"{str(folder)!r} is a model of type {kind!r}; there are cards for {[*MODELS, *PROCESSORS]}")
     recipe = _read(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
-    scores = [(Path(path).stem, _read(Path(path))) for path in results]
+    scores = [each for path in results for each in read_results(Path(path))]
     sources = [recipe.get(name) for name in _MODELS[1:]]
     backbone = config.get("backbone_config", config)
     bases = sorted(set(base_models or _hub_ids([recipe.get(name) for name in _MODELS])))
@@ -69,7 +69,7 @@ def render_card(
         base_model=bases or None,
         base_model_relation="finetune" if bases else None,
         datasets=sorted(datasets or _hub_ids(trained_on)) or None,
-        eval_results=[each for name, content in scores for each in _eval_results(name, content)] or None,
+        eval_results=[each for content in scores for each in _eval_results(content)] or None,
         language=list(languages) or None,
         library_name="sentence-transformers",
         license=license,
@@ -94,7 +94,7 @@ def render_card(
             method=recipe.get("trainer"),
             data=", ".join(public_name(source) for source in trained_on),
             settings=_settings(recipe),
-            results=[row for _, content in scores for row in content.get("headline", [])],
+            results=[row for content in scores for row in content["headline"]],
             sample=_SAMPLE in trained_on,
         )
     )
@@ -135,9 +135,43 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     return {name: str(without_paths(value)).replace("|", r"\|") for name, value in kept.items() if value}
 
 
-def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Read evaluations as dictionaries with a `title`, a `dataset` and the scores as a `headline`.
+
+    Args:
+        path: A `results.json`; or a results folder of MTEB, or one of its files, with the main score of each split and
+            subset of a task that is a number.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        ValueError: A file holds no results, or the folder those of several models.
+    """
+    files = sorted(path.glob("results/*/*/*.json")) if path.is_dir() else [path]
+    files = [file for file in files if file.name != "model_meta.json"]
+    if len(models := sorted({"/".join(file.parent.parts[-2:]) for file in files})) > 1:
+        raise ValueError(f"{str(path)!r} has results of several models: {', '.join(models)}; name the files of one")
+    if not files:
+        raise FileNotFoundError(f"{str(path)!r} has no results of MTEB (results/MODEL/REVISION/TASK.json)")
+    found = []
+    for file in files:
+        content = _read(file)
+        if "headline" in content:
+            found.append({"title": file.stem, **content})
+        elif isinstance(content.get("scores"), dict) and "task_name" in content:
+            task = content["task_name"]
+            for split, subsets in content["scores"].items():
+                for subset in filter(lambda each: math.isfinite(each["main_score"]), subsets):
+                    name = task if subset["hf_subset"] == "default" else f"{task} ({subset['hf_subset']})"
+                    row = {"label": f"{name}, main score", "metric": {"value": subset["main_score"]}}
+                    found.append({"title": f"MTEB {name}", "dataset": {"split": split}, "headline": [row]})
+        else:
+            raise ValueError(f"{str(file)!r} holds no results; expected results.json, or results of MTEB")
+    return found
+
+
+def _eval_results(content: dict[str, Any]) -> list[EvalResult]:
     """The headline of an evaluation as entries of `model-index`; scores in percent."""
-    title = str(without_paths(content.get("title") or name))
+    title = str(without_paths(content["title"]))
     split = content.get("dataset", {}).get("split")
     return [
         EvalResult(
@@ -150,7 +184,7 @@ def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:
             metric_name=row["label"],
             metric_value=round(100 * row["metric"]["value"], 2),
         )
-        for row in content.get("headline", [])
+        for row in content["headline"]
     ]
 
 
