@@ -78,7 +78,7 @@ def test_texts_roles_widths_and_forms(served, kind):
 
 def test_usage_counts_the_tokens_of_texts_and_prompts(served):
     encoder, client = served("bert")
-    tokenizer = encoder.model.tokenizer
+    tokenizer = encoder.model.model.tokenizer
     for more, texts in (({}, ["ab c", "d"]), ({"input_type": "query"}, ["seek ab c", "seek d"])):
         usage = client.post("/v1/embeddings", json={"input": ["ab c", "d"], **more}).json()["usage"]
         expected = sum(len(tokenizer(text)["input_ids"]) for text in texts)

@@ -9,21 +9,22 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ScoringFunction
 from PIL import Image
 
+from conjoin.evaluation.benchmark import as_prompt
 from conjoin.hub.local_paths import is_local, public_name
-from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
-from conjoin.retrieval.sentence_encoder import SentenceEncoder
+from conjoin.retrieval.sentence_model import SentenceModel
 
 
 def mteb_model(encoder: ItemEncoder) -> AbsEncoder:
     """Return what `mteb.evaluate` takes: MTEB's own wrapper of what sentence-transformers loads, else `MtebModel`.
 
-    The scores are those of MTEB itself: only models that follow instructions get those of a task. A model of
-    sentence-transformers is converted to the type of the encoder, and cuts its vectors as the encoder does.
+    That is also for two towers, whose vectors of image and text sentence-transformers does not add. The scores are
+    those of MTEB itself. A model in the wrapper is converted to the type of the encoder, and cuts its vectors alike.
     """
-    if not isinstance(encoder, SentenceEncoder):
+    is_stock = isinstance(encoder.model, SentenceModel)
+    if not is_stock or (len(encoder.processor.takes) > 1 and not encoder.processor.is_joint):
         return MtebModel(encoder)
-    meta, model = _describe(encoder), encoder.model
+    meta, model = _describe(encoder), encoder.model.model
     if encoder.dtype is not None:
         model.to(encoder.dtype)
     if encoder.truncate_dim is not None:
@@ -36,8 +37,8 @@ def mteb_model(encoder: ItemEncoder) -> AbsEncoder:
 class MtebModel(AbsEncoder):
     """A model of MTEB's protocol. An item has the text, the image or both of a row.
 
-    A model that follows instructions (an MLLM retriever) gets the one of the task: for queries, for the items of tasks
-    without queries, and for documents if MTEB has one for them. Otherwise the model's own prompts apply.
+    A model that follows instructions (`ItemEncoder.follows_instructions`) gets the one of the task: for queries, for
+    items of tasks without queries, and for documents if MTEB has one for them. Others have their own prompts.
 
     Args:
         encoder: The model.
@@ -75,8 +76,8 @@ class MtebModel(AbsEncoder):
             told = told.get(role or "query")
         elif role == "document":
             told = None
-        is_told = isinstance(self.encoder.processor, MllmRetrieverProcessor)
-        how: dict[str, Any] = {"prompt": (told or None) if is_told else None, "role": role}
+        prompt = as_prompt(self.encoder, told or None) if self.encoder.follows_instructions else None
+        how: dict[str, Any] = {"prompt": prompt, "role": role}
         rows: list[np.ndarray] = []
         count = 0
         for batch in inputs:
@@ -110,6 +111,6 @@ def _describe(encoder: ItemEncoder) -> ModelMeta:
         "n_parameters": sum(each.numel() for each in encoder.model.parameters()),
         "framework": ["PyTorch"],
         "similarity_fn_name": ScoringFunction.COSINE,
-        "use_instructions": isinstance(encoder.processor, MllmRetrieverProcessor),
+        "use_instructions": encoder.follows_instructions,
     }
     return ModelMeta.create_empty(overwrites=facts)

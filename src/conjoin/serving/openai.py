@@ -151,7 +151,8 @@ def trained_widths(encoder: ItemEncoder) -> list[int] | None:
             return sorted(dims)
         if getattr(config, "is_matryoshka", False):
             return []
-    card = re.search(r'"matryoshka_dims":\s*\[([\d,\s]+)\]', getattr(encoder.model, "_model_card_text", None) or "")
+    cards = (vars(part).get("_model_card_text") for part in encoder.model.modules())  # sentence-transformers read it
+    card = re.search(r'"matryoshka_dims":\s*\[([\d,\s]+)\]', next(filter(None, cards), ""))
     return sorted(map(int, card[1].split(","))) if card else None
 
 
