@@ -1,6 +1,7 @@
 """A catalogue has the same columns, rows and ids, whichever command reads it."""
 
 import csv
+import re
 import shlex
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import datasets
 import pytest
 from PIL import Image
 
+import conjoin
 from conjoin.cli.main import main
 from conjoin.data import TableColumns, guess_columns, load_pairs
 from conjoin.data.pair_sources import open_source
@@ -160,6 +162,12 @@ def test_every_command_reads_the_same_rows(catalogue, name, tiny_checkpoints, ex
     assert main(["train", str(recipe)]) == 0
     trained, _ = load_recipe(recipe).data.load()
     assert isinstance(trained, datasets.Dataset) and trained["id"][:] == ids and trained["text"][:] == texts
+
+
+def test_one_module_knows_the_names_of_columns():
+    telling = r"\b(artikelnummer|image_link|item_group_id|hard_neg|product_title|file_path|gtin)\b"
+    files = [path for path in Path(conjoin.__file__).parent.rglob("*.py") if re.search(telling, path.read_text())]
+    assert [path.name for path in files] == ["columns.py"]
 
 
 def test_rows_of_trainers_are_guessed_without_a_file():

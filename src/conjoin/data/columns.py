@@ -131,8 +131,12 @@ def clean_name(name: str) -> str:
 def clean_names(dataset: Source) -> Source:
     """Return a dataset whose columns have clean names; a line of the log says which are renamed."""
     names = dataset.column_names or []
-    new = {name: clean_name(name) for name in names if clean_name(name) != name}
-    new = {old: name for old, name in new.items() if name and [*new.values(), *names].count(name) == 1}
+    cleaned = [clean_name(name) for name in names]
+    new = {
+        old: name
+        for old, name in zip(names, cleaned, strict=True)
+        if name and name not in names and cleaned.count(name) == 1
+    }
     if new:
         logger.warning("columns are renamed: %s", ", ".join(f"{old!r} is {name!r}" for old, name in new.items()))
     return dataset.rename_columns(new) if new else dataset
@@ -157,7 +161,7 @@ def require_columns(names: Iterable[str | None], available: Sequence[str]) -> No
             raise ValueError(f"no column {name!r}; the columns are {', '.join(map(repr, available))}{hint}")
 
 
-def columns_by_role(columns: ColumnNames | None) -> dict[str, str | Sequence[str]]:
+def columns_by_role(columns: ColumnNames | None) -> dict[str, Any]:
     """Return columns as a dictionary, also those that are words.
 
     Raises:
