@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForImageTextToText, AutoTokenizer
 
 from conjoin.hub import export_stock, load_embedder, load_model, save_model
-from conjoin.hub.embedder import PRESETS
+from conjoin.hub.embedder import presets
 from conjoin.retrieval import load_encoder
 from tiny_embedders import DEFAULT, INSTRUCTION, save_embedder, stock_processor
 from tiny_mllms import save_mllm
@@ -129,7 +129,7 @@ def kinds(pictures):
 
 
 @pytest.mark.parametrize("told", [None, INSTRUCTION, "Find it"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", presets())
 def test_presets_embed_as_the_publishers_code(preset, told, pictures, tmp_path):
     save_mllm(WRITTEN[preset][0], tmp_path)
     model, processor = load_embedder(tmp_path, preset=preset, processor=LIMITS)

@@ -5,6 +5,7 @@ import yaml
 from PIL import Image
 
 from conjoin.cli.main import main
+from conjoin.push.model import model_upload
 from conjoin.push.space import SPACE, space_upload
 from conjoin.retrieval import Collection, encode_collection, load_encoder
 from conjoin.retrieval.pictures import read_picture
@@ -51,6 +52,22 @@ def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
     assert (best.id, best.row["text"]) == ("blue", "a blue thing")
     assert best.row["image"] == "blue.png" and read_picture(best.row, ()).size == (512, 256)
     compile((SPACE / "app.py").read_text(), "app.py", "exec")
+
+
+def test_the_sample_is_pushed_as_a_model_and_in_a_space(tmp_path):
+    """As any folder of sentence-transformers: what is pushed gives the same vectors."""
+    sample = load_encoder("sample", device="cpu")
+    rows = [{"id": str(number), "text": text} for number, text in enumerate(("a lamp", "soup"))]
+    encode_collection(rows, sample, tmp_path / "rows")
+    uploads = [model_upload("sample", "me/sample"), space_upload(tmp_path / "rows", "me/space", tmp_path)]
+    for upload, below in zip(uploads, ("", "model/"), strict=True):
+        folder = tmp_path / upload.kind
+        for name, content in upload.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+        again = load_encoder(folder / below, device="cpu")
+        assert again.fingerprint == sample.fingerprint
+    assert "A model of sentence-transformers: Router, Normalize." in uploads[0].files["README.md"].decode()
 
 
 def test_the_command_lists_the_files(folder, capsys):

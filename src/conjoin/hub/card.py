@@ -54,9 +54,9 @@ def render_card(
     Raises:
         ValueError: There is no card for models of this type, a file is damaged, or something else than results.
     """
-    config = _read(folder / "config.json")
-    kind = config.get("model_type")
-    if kind not in MODELS and kind not in PROCESSORS:
+    config = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
+    is_library, kind = has_library_card(folder), config.get("model_type", "sentence-transformers")
+    if kind not in MODELS and kind not in PROCESSORS and not is_library:
         raise ValueError(f"{str(folder)!r} is a model of type {kind!r}; there are cards for {[*MODELS, *PROCESSORS]}")
     recipe = _read(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     scores = [each for path in results for each in read_results(Path(path))]
@@ -75,7 +75,7 @@ def render_card(
         license=license,
         model_name=repo_id.split("/")[-1],
         pipeline_tag="feature-extraction",
-        tags=["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", kind],
+        tags=[*dict.fromkeys(["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", kind])],
     )
     return str(
         ModelCard.from_template(
@@ -84,12 +84,19 @@ def render_card(
             repo_id=repo_id,
             name=repo_id.split("/")[-1],
             parameters=f"{_count_parameters(folder):,}",
-            dimension=_dimension(config),
+            dimension=None if is_library else _dimension(config),
             architecture=kind,
+            modules=[
+                each["type"].rpartition(".")[2]
+                for each in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+            ]
+            if is_library
+            else [],
             config=config,
             towers=[
                 {"name": tower, "source": public_name(source) if source else backbone[f"{tower}_config"]["model_type"]}
                 for tower, source in zip(("vision", "text"), sources, strict=True)
+                if not is_library
             ],
             method=recipe.get("trainer"),
             data=", ".join(public_name(source) for source in trained_on),
@@ -100,10 +107,16 @@ def render_card(
     )
 
 
+def has_library_card(folder: Path) -> bool:
+    """Whether a folder is a model of sentence-transformers that neither this package nor an MLLM made."""
+    config = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return (folder / "modules.json").is_file() and config.get("model_type") not in {*MODELS, *PROCESSORS}
+
+
 def _count_parameters(folder: Path) -> int:
     """Number of stored parameters, read from the headers of the weight files."""
     total = 0
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in sorted(folder.rglob("model*.safetensors")):
         with safe_open(str(path), "numpy") as file:
             total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
     return total

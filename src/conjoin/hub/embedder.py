@@ -3,6 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +24,6 @@ _CHATML = (
     "+ '<|im_end|>\\n<|im_start|>assistant\\n%s' -}}"
 )
 _DEFAULT = "Represent the user's input."
-# Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
-_PUNCTUATION = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
-_CLOSED = f"""\
-{{%- set instruction = seen.instruction | trim or "{_DEFAULT}" -%}}
-{{%- set end = '' if instruction[-1] in {json.dumps(_PUNCTUATION, ensure_ascii=False)} else '.' -%}}
-{{%- set instruction = instruction + end -%}}
-"""
 _READOUTS = {"lasttoken": "last", "mean": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
 _PUBLISHED_PIXELS = 1280 * 32 * 32
@@ -68,30 +62,39 @@ def _preset(image: str, prompt: str, processor: dict[str, Any], **config: str) -
     return EmbedderFiles(files, template, {"readout": "last"} | config, processor)
 
 
-PRESETS: dict[str, EmbedderFiles] = {
-    # Qwen3VLEmbedder of the repository QwenLM/Qwen3-VL-Embedding: the instruction ends in punctuation.
-    "qwen3_vl_embedding": _preset(
-        _QWEN_IMAGE,
-        _CLOSED + _CHATML % "",
-        {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32, "max_length": 8192},
-    ),
-    # gme_inference.py and custom_st.py of the repositories Alibaba-NLP/gme-Qwen2-VL-*: positions count tokens, since
-    # the language model gets embeddings without ids.
-    "gme_qwen2_vl": _preset(
-        _QWEN_IMAGE,
-        "{%- set instruction = seen.instruction or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
-        {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800, "resize_first": True},
-        position_mode="1d",
-    ),
-    # VLM2Vec on Qwen2-VL: no chat template, and positions count tokens, since no token marks the start of an image.
-    "vlm2vec": _preset(
-        "<|image_pad|> ",
-        "{{- seen.image + seen.instruction + (' ' if seen.instruction and seen.text else '') + seen.text -}}",
-        {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28},
-        position_mode="1d",
-    ),
-}
-"""What the code of a publisher does whose files do not say it."""
+@cache
+def presets() -> dict[str, EmbedderFiles]:
+    """What the code of a publisher does whose files do not say it, by name."""
+    # Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
+    marks = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
+    closed = f"""\
+{{%- set instruction = seen.instruction | trim or "{_DEFAULT}" -%}}
+{{%- set end = '' if instruction[-1] in {json.dumps(marks, ensure_ascii=False)} else '.' -%}}
+{{%- set instruction = instruction + end -%}}
+"""
+    return {
+        # Qwen3VLEmbedder of the repository QwenLM/Qwen3-VL-Embedding: the instruction ends in punctuation.
+        "qwen3_vl_embedding": _preset(
+            _QWEN_IMAGE,
+            closed + _CHATML % "",
+            {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32, "max_length": 8192},
+        ),
+        # gme_inference.py and custom_st.py of the repositories Alibaba-NLP/gme-Qwen2-VL-*: positions count tokens,
+        # since the language model gets embeddings without ids.
+        "gme_qwen2_vl": _preset(
+            _QWEN_IMAGE,
+            "{%- set instruction = seen.instruction or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
+            {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800, "resize_first": True},
+            position_mode="1d",
+        ),
+        # VLM2Vec on Qwen2-VL: no chat template, and positions count tokens, since no token marks an image's start.
+        "vlm2vec": _preset(
+            "<|image_pad|> ",
+            "{{- seen.image + seen.instruction + (' ' if seen.instruction and seen.text else '') + seen.text -}}",
+            {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28},
+            position_mode="1d",
+        ),
+    }
 
 
 def load_embedder(
@@ -113,7 +116,7 @@ def load_embedder(
     Args:
         checkpoint: A folder or the name of a repository on the Hub.
         keep_layers: Number of layers of the language model to keep; all when None.
-        preset: For a checkpoint whose files do not say how it embeds, one of `PRESETS`; it replaces what they say.
+        preset: For a checkpoint whose files do not say how it embeds, one of `presets()`; it replaces what they say.
         revision: Branch, tag or commit on the Hub.
         processor: Arguments of `mllm_processor`, such as `max_pixels`.
         config: Other fields of `MllmRetrieverConfig`.
@@ -123,9 +126,9 @@ def load_embedder(
         UnsupportedEmbedderError: The embedder does what the MLLM retriever cannot.
         ValueError: There is no such preset.
     """
-    if preset is not None and preset not in PRESETS:
-        raise ValueError(f"preset={preset!r}; expected one of {sorted(PRESETS)}")
-    files = read_embedder(checkpoint, revision) if preset is None else PRESETS[preset]
+    if preset is not None and preset not in presets():
+        raise ValueError(f"preset={preset!r}; expected one of {sorted(presets())}")
+    files = read_embedder(checkpoint, revision) if preset is None else presets()[preset]
     given = {name: value for name, value in (processor or {}).items() if value is not None}
     reader = mllm_processor(
         checkpoint,
@@ -198,7 +201,7 @@ def _as_its_code(files: EmbedderFiles, folder: Path) -> EmbedderFiles:
     """Return how Qwen3-VL-Embedding is read: as by its publisher's code, in the limits with which it was trained."""
     if _read(folder / "config.json")["model_type"] != "qwen3_vl":
         return files
-    _, template, _, limits = PRESETS["qwen3_vl_embedding"]
+    _, template, _, limits = presets()["qwen3_vl_embedding"]
     limits = limits | {name: value for name, value in files.processor.items() if value is not None}
     size = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False).size
     if size["longest_edge"] != _PUBLISHED_PIXELS:

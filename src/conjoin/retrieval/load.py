@@ -87,7 +87,7 @@ def load_any(
         path: A local folder, the name of a repository on the Hub, or `"sample"`: two small towers from pip.
         revision: Branch, tag or commit of the repository.
         pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
-        preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.PRESETS`.
+        preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.presets()`.
         trust_remote_code: Run Python code from the folder where a model of another package needs it.
 
     Raises:

@@ -827,7 +827,7 @@ def load_trainable(
     Args:
         model: As for `RetrievalTrainer`.
         processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
-        preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.PRESETS`.
+        preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.presets()`.
         limits: Arguments of `mllm_processor`, such as `max_pixels`.
         options: For a new model around a name: fields of its configuration, such as `keep_layers`.
 

