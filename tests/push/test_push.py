@@ -216,7 +216,7 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
         (model, f"me/m --results {tmp_path / 'two'} --dry-run", "results of several models: a/1, b/2"),
         (model, f"me/m --results {tmp_path / 'empty'} --dry-run", "has no results of MTEB (results/MODEL"),
         (tmp_path / "empty", "me/m", "lacks config.json, modules.json, processor_config.json, model*.safetensors"),
-        (tmp_path / "strange", "me/m", "a model of type 'bert'; there are cards for ['joint_encoder'"),
+        (tmp_path / "strange", "me/m", "model.safetensors' is damaged ("),
         (model, "me/too/deep --dry-run", "me/too/deep"),
         (model, "me/m --model other", "--model is for a collection or a space"),
         (model, "me/m --keep-pictures 9", "--keep-pictures is for a collection"),

@@ -8,6 +8,7 @@ from conjoin.hub.load import (
     load_model as load_model,
     load_processor as load_processor,
     loading as loading,
+    model_kind as model_kind,
     model_type as model_type,
 )
 from conjoin.hub.onnx_export import export_onnx as export_onnx

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import TrainingArguments
 
 import conjoin
@@ -52,12 +52,10 @@ def render_card(
         base_models: Ids of the models that it was trained from; those of the recipe when empty.
 
     Raises:
-        ValueError: There is no card for models of this type, a file is damaged, or something else than results.
+        ValueError: A file is damaged, or something else than results.
     """
     config = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
     is_library, kind = has_library_card(folder), config.get("model_type", "sentence-transformers")
-    if kind not in MODELS and kind not in PROCESSORS and not is_library:
-        raise ValueError(f"{str(folder)!r} is a model of type {kind!r}; there are cards for {[*MODELS, *PROCESSORS]}")
     recipe = _read(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     scores = [each for path in results for each in read_results(Path(path))]
     sources = [recipe.get(name) for name in _MODELS[1:]]
@@ -117,8 +115,11 @@ def _count_parameters(folder: Path) -> int:
     """Number of stored parameters, read from the headers of the weight files."""
     total = 0
     for path in sorted(folder.rglob("model*.safetensors")):
-        with safe_open(str(path), "numpy") as file:
-            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+        try:
+            with safe_open(str(path), "numpy") as file:
+                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+        except SafetensorError as error:
+            raise ValueError(f"{str(path)!r} is damaged ({error}); save the model again") from error
     return total
 
 

@@ -39,7 +39,7 @@ def model_upload(folder: str | Path, repo_id: str, **card: Any) -> Upload:  # no
 
     Raises:
         FileNotFoundError: A file that loading needs is missing.
-        ValueError: A model without a card, or damaged results.
+        ValueError: Damaged weights or results.
     """
     folder = Path(local_model(folder))
     is_library = has_library_card(folder)
