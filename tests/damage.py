@@ -35,7 +35,7 @@ def wrong_after_damage(path, read, right, known, flips, ends, named=""):
         try:
             if read() != right:
                 wrong.append(f"{path.name}, {damage}: another result")
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             noticed += 1
             if named not in str(error):
                 wrong.append(f"{path.name}, {damage}: not named by {str(error)[:160]!r}")

@@ -8,7 +8,6 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.retrieval import Collection, load_encoder
-from conjoin.retrieval.collection_table import open_table, publish, read_metadata, write_metadata
 from tiny_commands import COLOURS, conjoin, write_rows
 
 
@@ -59,6 +58,8 @@ def test_text_and_composed_queries_as_json(built, data, model, search):
     assert found["query"] == {"text": "a red square"}
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
     assert len(found["results"]) == 7
+    assert search("--text", "a red square", "--kind", "image", collection=built, image=None) == found
+    assert search("--text", "a red square", "--kind", "both", collection=built, image=None)["results"] == []
     query = {"image": str(data / "red.png"), "text": "a blue square"}
     expected = Collection(built).search(load_encoder(model).encode([query]), 2)
     found = search("--text", "a blue square", "--model", model, "-k", 2, collection=built, image="red")
@@ -259,10 +260,9 @@ def recorded(built, tmp_path):
 
     def record(name):
         folder = shutil.copytree(built, tmp_path / "copy", dirs_exist_ok=True)
-        table = open_table(folder)
-        metadata = read_metadata(table)
-        write_metadata(table, metadata | {"details": metadata["details"] | {"model": str(name)}})
-        publish(folder, table)
+        with Collection.writing(folder) as newest:
+            newest._record(details=newest.metadata["details"] | {"model": str(name)})
+            newest.publish()
         return folder
 
     return record

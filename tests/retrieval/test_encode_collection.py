@@ -95,8 +95,7 @@ class TestContents:
         assert collection.model == encoder.identity
         key, details = collection.metadata["key"], collection.metadata["details"]
         assert (key["dtype"], key["fingerprint"], key["prompt"]) == ("float32", encoder.fingerprint, None)
-        assert details["model"] == "tiny" and not details["several"]
-        assert set(details["versions"]) == {"conjoin", "torch", "transformers"}
+        assert details["model"] == "tiny" and not details["has_multi_image_items"]
 
     def test_lists_datasets_and_streams_give_the_same_bits(self, small, tmp_path):
         features = {"id": datasets.Value("string"), "image": datasets.Image(), "text": datasets.Value("string")}
@@ -181,11 +180,11 @@ class TestResume:
         assert encode(tmp_path).changes == Changes(added=ROWS - 9, unchanged=9, encoded=ROWS - 9)
 
     def test_ctrl_c_while_it_is_published(self, tmp_path, monkeypatch):
-        def stop(uri, table):
+        def stop(collection):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("conjoin.retrieval.encode.publish", stop)
+            patch.setattr("conjoin.retrieval.collection.Collection.publish", stop)
             with pytest.raises(KeyboardInterrupt, match=f"{ROWS} rows are kept in .*: run the same again, it resumes"):
                 encode(tmp_path)
         assert encode(tmp_path).changes == Changes(unchanged=ROWS)
@@ -252,7 +251,7 @@ class TestUpdate:
     def test_many_updates_stay_compact(self, tmp_path, monkeypatch):
         from datetime import timedelta
 
-        monkeypatch.setattr("conjoin.retrieval.collection_table._KEPT_FOR", timedelta(0))
+        monkeypatch.setattr("conjoin.retrieval.collection._KEPT_FOR", timedelta(0))
         encode(tmp_path / "it")
         rows = tiny_rows()
         for day in range(20):

@@ -80,7 +80,7 @@ def test_an_index_of_an_earlier_version_is_not_used(folder, tmp_path, warnings):
     folder = shutil.copytree(folder, tmp_path / "it")
     before = build(folder, "Flat")
     encode_collection([{"id": "new", "text": "17"}], lookup_encoder(VECTORS), folder)
-    near(before.search(QUERIES, 5), *naive(VECTORS[places()], QUERIES, 5, [f"doc/{n:05d}" for n in places()]))
+    near(before.rank(QUERIES, 5), *naive(VECTORS[places()], QUERIES, 5, [f"doc/{n:05d}" for n in places()]))
     assert warnings() == ""
     opened = open_collection(folder)
     assert opened.faiss is None and "new" in opened.rank(VECTORS[17:18], 2).ids[0]

@@ -127,6 +127,7 @@ def test_a_search_ranks_by_weights_groups_and_a_least_score(client, searcher):
     least = weighed[0][2]["score"]
     assert ask(weights={"image": 0.25, "text": 0.75}, min_score=least)[0] == weighed[0][:3]
     assert ask(min_score=2.1) == [[], []]
+    assert ask(kind="image") == ask() and ask(kind="text") == [[], []]
 
 
 def test_words_are_searched_too_and_results_come_in_pages(client):

@@ -43,10 +43,9 @@ def run(options: Options) -> None:
             "model for each or none"
         )
 
-    from conjoin.retrieval.pictures import hidden_pictures
     from conjoin.retrieval.search import check_column
     from conjoin.serving.app import Asked, make_app
-    from conjoin.serving.http import print_line, run_server
+    from conjoin.serving.http import run_server
 
     searchers = [options.load(uri, model) for uri, model in zip(collections, models, strict=True)]
     columns, weights = pick(options, "title_column", "group_by"), dict(options.weight)
@@ -54,8 +53,6 @@ def run(options: Options) -> None:
         collection: Any = searcher.collection
         for column in filter(None, columns.values()):
             check_column(collection, column)
-        if (hidden := hidden_pictures(collection)) is not None:
-            print_line(hidden)
     first = Asked(
         k=options.k, image_weight=weights.get("image"), text_weight=weights.get("text"), min_score=options.min_score
     )

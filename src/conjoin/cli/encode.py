@@ -114,12 +114,11 @@ def run(options: Options) -> None:
 def _is_bf16(options: Options) -> bool:
     """Whether to compute in bfloat16: as the collection was made, else as is faster here; not on a cluster."""
     from conjoin.devices import choose_bf16
-    from conjoin.retrieval.collection_table import open_table, read_metadata
+    from conjoin.retrieval import Collection
 
-    try:
-        return bool(read_metadata(open_table(options.out))["key"]["precision"] == "bfloat16")
-    except FileNotFoundError:
-        return options.ray is None and choose_bf16("auto", options.device)
+    if (collection := Collection.newest(options.out)) is not None:
+        return bool(collection.metadata["key"]["precision"] == "bfloat16")
+    return options.ray is None and choose_bf16("auto", options.device)
 
 
 def _report(options: Options, collection: "Collection") -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from conjoin.cli.options import (
     EncoderOptions,
@@ -36,6 +36,7 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
         model: Folder or Hub name of the model that made the collection (default: the folder on this machine that the
             collection records).
         where: Search only the rows that this SQL condition holds for: "category = 'shoes' and price < 50".
+        kind: Search only rows with an image alone, a text alone, or both.
         ranking: Rank by vectors and the words of --text (default), or by one of them; words find ids, names and codes.
         json: Print JSON, with full texts, instead of a table.
         html: Also write a page of the results, with their pictures.
@@ -51,6 +52,7 @@ class Options(PromptOptions, RankingOptions, ImageOptions, EncoderOptions, Reran
     k: int = 10
     model: str | None = None
     where: str | None = None
+    kind: Literal["image", "text", "both"] | None = None
     ranking: RankBy = "default"
     json: bool = False
     html: str | None = None
@@ -87,7 +89,7 @@ def run(options: Options) -> None:
         options.k if reranker is None else max(options.k, options.rerank_top),
         pictures=options.html is not None,
         weights=dict(options.weight) or None,
-        **pick(options, "ranking", "where", "group_by", "min_score", "prompt", "prompt_name"),
+        **pick(options, "ranking", "where", "kind", "group_by", "min_score", "prompt", "prompt_name"),
     )
     if reranker is not None:
         hits = rerank_hits(hits, [item], reranker, options.rerank_top)

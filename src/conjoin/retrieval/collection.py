@@ -1,7 +1,11 @@
 """A collection: encoded items with what is known of them, in one Lance table."""
 
+import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,37 +15,44 @@ import lancedb.index
 import numpy as np
 import pyarrow as pa
 import torch
+from lancedb.index import BTree
 from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
+    KINDS,
     OWN_COLUMNS,
+    TABLE_NAME,
     check_files,
+    check_place,
     committing,
     condition,
+    connect,
     id_conditions,
     index_names,
     local_folder,
-    open_newest,
+    move_tag,
     open_published,
-    publish,
+    open_table,
     published_version,
-    read_metadata,
     reading,
-    write_metadata,
-    writing,
+    with_kind,
 )
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, SETTINGS, FaissIndex, default_factory, train_faiss
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search, exact_search
 from conjoin.retrieval.words import WordIndex, WordQuery, bonuses
+from conjoin.storage import locked
 
 logger = logging.getLogger(__name__)
+_METADATA = "conjoin"
 _FAISS = "faiss"
 """The folder of an index of FAISS, beside the table."""
+_FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
+"""How long readers of an earlier version find its files."""
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
@@ -66,35 +77,36 @@ class Changes(NamedTuple):
 
 
 class Collection(Searchable):
-    """The published state of a collection: it stays the same while others write.
+    """A state of a collection, by default the published one: it stays the same while others write.
 
     Args:
         uri: A folder; or `s3://`, `gs://`, `az://`; or `hf://datasets/OWNER/NAME`, which can only be read.
         memory: Keep the vectors in memory and rank there (on a GPU if there is one), exactly, if they take at most
             this many bytes and there is no index of FAISS.
+        table: Another state; see `newest`.
 
     Attributes:
         uri: As given.
         table: The Lance table, at this version.
-        metadata: `key`, what the vectors were made from; `details`, what else is known; `index`, how to search them.
         dimension: Length of the vectors.
         dtype: Of their numbers, `"float32"` or `"float16"`.
         changes: What the encoding did that made this object; None if it was opened.
 
     Raises:
         FileNotFoundError: There is no collection.
-        ValueError: It is unfinished or damaged, or the folder holds something else.
+        DamagedError: A file differs from its checksum.
+        OSError: A file is missing, or cannot be read.
+        ValueError: It is unfinished, or the folder holds something else.
     """
 
-    def __init__(self, uri: str | Path, memory: int = 0) -> None:
+    def __init__(self, uri: str | Path, memory: int = 0, table: Table | None = None) -> None:
         self.uri = str(uri)
         self.changes: Changes | None = None
         self._memory = memory
-        self._load()
+        self._load(open_published(self.uri) if table is None else table)
 
-    def _load(self) -> None:
-        self.table = open_published(self.uri)
-        self.metadata = read_metadata(self.table)
+    def _load(self, table: Table) -> None:
+        self.table = table
         field = self.table.schema.field("vector").type
         self.dimension: int = field.list_size
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
@@ -105,13 +117,29 @@ class Collection(Searchable):
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
             self._held = *self._sorted_vectors(), choose_device()
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder on this machine; None elsewhere."""
+        return local_folder(self.uri)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the table records of its vectors: `key` (their origin), `details` and `index` (how to search them).
+
+        Raises:
+            ValueError: It records nothing.
+        """
+        metadata = (self.table.schema.field("vector").metadata or {}).get(_METADATA.encode())
+        if metadata is None:
+            raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")
+        return dict(json.loads(metadata))
+
     @cached_property
     def faiss(self) -> FaissIndex | None:
         """The index of FAISS beside the table, if it is of this version; searches without a condition use it."""
-        folder = local_folder(self.uri)
-        if folder is None or not (folder / _FAISS / SETTINGS).is_file():
+        if self.folder is None or not (self.folder / _FAISS / SETTINGS).is_file():
             return None
-        return FaissIndex.open(folder / _FAISS, self.version)
+        return FaissIndex.open(self.folder / _FAISS, self.version)
 
     @property
     def has_words(self) -> bool:  # type: ignore[override]
@@ -146,18 +174,17 @@ class Collection(Searchable):
     @property
     def skipped(self) -> list[Skipped]:
         """The rows of the data that the last encoding skipped because they cannot be used; of a folder only."""
-        folder = local_folder(self.uri)
-        return [] if folder is None else read_skipped(folder / SKIPPED_FILE)
+        return [] if self.folder is None else read_skipped(self.folder / SKIPPED_FILE)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many rows have an image, a text, or both, by these names."""
+        return {kind: count for kind in KINDS if (count := self.table.count_rows(with_kind(None, kind)))}
 
     @property
     def ids(self) -> list[str]:
         """All ids, in the order of `vectors`."""
         return self.select()
-
-    def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
-        for batch in self.scan(["id", "vector"], where):
-            yield batch["id"], matrix(batch["vector"], self.dimension)
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
@@ -165,12 +192,8 @@ class Collection(Searchable):
         Raises:
             ValueError: An id is not in the collection.
         """
-        if ids is None:
-            return matrix(self._read(["vector"])["vector"], self.dimension)
-        table, places = self._look_up(ids, ["id", "vector"])
-        vectors = matrix(table["vector"], self.dimension)
-        del table  # of the size of the vectors
-        return vectors[places]
+        table = self._read(["vector"]) if ids is None else self.take(ids, ["vector"])
+        return matrix(table["vector"], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
@@ -185,8 +208,20 @@ class Collection(Searchable):
         names = self.table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += ["picture"] if pictures and "picture" in names else []
-        table, places = self._look_up(ids, columns)
-        return [_known_values(row) for row in table.take(places).to_pylist()]
+        return [_known_values(row) for row in self.take(ids, columns).to_pylist()]
+
+    def take(self, ids: Sequence[str], columns: list[str]) -> pa.Table:
+        """Some columns of the rows of ids, in their order.
+
+        Raises:
+            ValueError: An id is not in the collection.
+        """
+        conditions = [None] if 4 * len(ids) > len(self) else [*id_conditions(ids)] or ["false"]
+        table = pa.concat_tables([self._read([*dict.fromkeys(("id", *columns))], where) for where in conditions])
+        places = {id_: place for place, id_ in enumerate(table["id"].to_pylist())}
+        if missing := [id_ for id_ in ids if id_ not in places]:
+            raise ValueError(f"the collection has no row {missing[0]!r}")
+        return table.select(columns).take(pa.array([places[id_] for id_ in ids], pa.int64()))
 
     def select(self, where: str | None = None) -> list[str]:
         """The ids of the rows that a condition holds for, or of all.
@@ -218,25 +253,13 @@ class Collection(Searchable):
         with reading(self.uri, where, self.schema):
             return self._query(columns, where).with_row_id(True).to_arrow()
 
-    def _look_up(self, ids: Sequence[str], columns: list[str]) -> tuple[pa.Table, np.ndarray]:
-        """A table with the rows of ids, and where each stands in it.
-
-        Raises:
-            ValueError: An id is not in the collection.
-        """
-        conditions = [None] if 4 * len(ids) > len(self) else [*id_conditions(ids)] or ["false"]
-        table = pa.concat_tables([self._read(columns, where) for where in conditions])
-        places = {id_: place for place, id_ in enumerate(table["id"].to_pylist())}
-        if missing := [id_ for id_ in ids if id_ not in places]:
-            raise ValueError(f"the collection has no row {missing[0]!r}")
-        return table.select(columns), np.array([places[id_] for id_ in ids], dtype=np.int64)
-
     def rank(
         self,
         vectors: np.ndarray | None,
         k: int = 10,
         *,
         where: str | None = None,
+        kind: str | None = None,
         words: Sequence[str | WordQuery] | None = None,
         exact: bool = False,
     ) -> Ranking:
@@ -246,6 +269,7 @@ class Collection(Searchable):
             vectors: Of the queries `(Q, D)`, L2-normalised; None to rank by words alone.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
+            kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
             words: The text of each query, "" for none, to find its words in ids, texts and kept columns of texts.
             exact: Compare with every vector, also where there is an index.
 
@@ -260,6 +284,7 @@ class Collection(Searchable):
                 cannot be evaluated; not as many texts as vectors.
         """
         queries = None if vectors is None else check_search(vectors, k, self.dimension)
+        where = with_kind(where, kind)
         if words is not None:
             return self._rank_words(queries, k, where, [WordQuery.of(each) for each in words], exact)
         if queries is None:
@@ -348,6 +373,118 @@ class Collection(Searchable):
         order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
         return ids.take(pa.array(order)), numbers[order], matrix(table["vector"], self.dimension)[order]
 
+    @classmethod
+    def newest(cls, uri: str | Path) -> "Collection | None":
+        """Open the newest rows, published or not, which a writer continues; None without rows.
+
+        Raises:
+            ValueError: The folder holds something else.
+        """
+        try:
+            table = open_table(uri, writes=True)
+        except FileNotFoundError:
+            return None
+        is_empty = published_version(uri, table) is None and not table.count_rows()
+        return None if is_empty else cls(uri, table=table)
+
+    @classmethod
+    @contextmanager
+    def writing(cls, uri: str | Path) -> Iterator["Collection | None"]:
+        """Be the one writer of a collection in a folder, and open it as `newest` does; Lance orders commits elsewhere.
+
+        Raises:
+            DamagedError: What readers see is damaged: a writer would give it new checksums.
+            ValueError: Another process writes, the folder holds something else, or the collection can only be read.
+        """
+        if str(uri).startswith("hf://"):
+            raise ValueError(f"{uri!r} can only be read: copy it with `conjoin copy`, or change it and push it again")
+        os.environ.setdefault("LANCE_DEFAULT_FRAGMENT_READAHEAD", "1")  # memory of compaction: 100 instead of 170 MB
+        folder = local_folder(uri)
+        if folder is None:
+            yield cls.newest(uri)
+            return
+        check_place(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            newest = cls.newest(uri)
+            if newest is not None and (version := published_version(uri, newest.table)) is not None:
+                check_files(folder, version)
+            yield newest
+
+    @classmethod
+    def create(cls, uri: str | Path, schema: pa.Schema) -> "Collection":
+        """Make an empty table, as a new version if there is a table, which readers see as before."""
+        with committing(uri):
+            database = connect(uri, writes=True)
+            mode = "overwrite" if TABLE_NAME in database.list_tables().tables else "create"
+            return cls(uri, table=database.create_table(TABLE_NAME, schema=schema, mode=mode))
+
+    def upsert(self, rows: pa.Table, exists: np.ndarray, details: Mapping[str, Any]) -> None:
+        """Write rows: those that `exists` says `(N,)` replace the ones of their ids, the others are new.
+
+        Args:
+            rows: Columns that the table has not are added to it.
+            exists: Which ids the table has.
+            details: What the metadata says of the run that made them.
+
+        Raises:
+            ValueError: A column holds values of another type than before.
+            OSError: The disk is full or fails.
+        """
+        with committing(self.uri):
+            known = {*self.table.schema.names}
+            if added := [each for each in rows.schema if each.name not in known and not pa.types.is_null(each.type)]:
+                self.table.add_columns(added)
+            rows = _cast(rows, self.table.schema)
+            new, changed = rows.filter(~exists), rows.filter(exists)
+            if len(new):
+                self.table.add(new)
+            if len(changed):
+                self.table.merge_insert("id").when_matched_update_all().execute(changed)
+            self._record(details=details)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Delete rows; readers see them until `publish`."""
+        with committing(self.uri):
+            for where in id_conditions(ids):
+                self.table.delete(where)
+
+    def publish(self, columns: Iterable[str] = ()) -> None:
+        """Let readers see this state; until then, and if this is interrupted, they see the one before.
+
+        Indexes of columns are built again, not updated: that takes Lance less time, and a tenth of the memory.
+
+        Args:
+            columns: To index, besides those that the published version indexes.
+
+        Raises:
+            OSError: The disk is full or fails.
+        """
+        table, before, names = self.table, published_version(self.uri, self.table), {"id", *columns}
+        if before == table.version and names <= {*index_names(table)}:
+            return
+        with committing(self.uri):
+            if before is not None:
+                table.checkout(before)
+                names |= {index.name for index in table.list_indices() if index.index_type == "BTree"}
+                table.checkout_latest()
+                for index in table.list_indices():
+                    if index.index_type == "BTree":
+                        table.drop_index(index.name)
+                table.optimize(cleanup_older_than=_FOREVER)
+            missing = names - {*index_names(table)}
+            for name in sorted(missing & {*table.schema.names}):
+                table.create_index(name, config=BTree(), name=name)
+            move_tag(self.folder, table, before)
+            if before is not None:
+                table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance keeps all while an old version has a tag
+                move_tag(self.folder, table, published_version(self.uri, table))
+
+    def _record(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
+        """Change what the metadata says, if it differs."""
+        if (metadata := self.metadata | changes) != self.metadata:
+            self.table.update_field_metadata({"path": "vector", "metadata": {_METADATA: json.dumps(metadata)}})
+
     def remove(self, ids: Sequence[str]) -> None:
         """Remove rows and publish the collection without them; this object sees that state from then on.
 
@@ -355,13 +492,8 @@ class Collection(Searchable):
             ValueError: An id is not in the collection, which stays as it was, or another process writes into it.
             OSError: The disk is full or fails; readers see the collection as it was.
         """
-        self._look_up(ids, ["id"])  # refuses unknown ones
-
-        def delete(table: Table) -> None:
-            for where in id_conditions(ids):
-                table.delete(where)
-
-        self._write(delete)
+        self.take(ids, ["id"])  # refuses unknown ones
+        self._write(lambda newest: newest.delete(ids))
 
     def index(
         self, kind: str | None = "ivf_hnsw_sq", *, probes: int = 20, refine: int = 10, recall_queries: int = 100
@@ -387,16 +519,17 @@ class Collection(Searchable):
             raise ValueError(f"unknown kind {kind!r} of index; expected one of {list(INDEX_KINDS)}")
         settings: dict[str, Any] | None = None if kind is None else {"kind": kind, "probes": probes, "refine": refine}
 
-        def build(table: Table) -> None:
-            if kind is not None:
+        def build(newest: Collection) -> None:
+            with committing(self.uri):
                 try:
-                    index = vars(lancedb.index)[kind.title().replace("_", "")]
-                    table.create_index("vector", config=index(distance_type="dot"), name="vector")
+                    if kind is not None:
+                        index = vars(lancedb.index)[kind.title().replace("_", "")]
+                        newest.table.create_index("vector", config=index(distance_type="dot"), name="vector")
+                    elif "vector" in index_names(newest.table):
+                        newest.table.drop_index("vector")
                 except (RuntimeError, ValueError) as error:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
-            elif "vector" in index_names(table):
-                table.drop_index("vector")
-            write_metadata(table, self.metadata | {"index": settings})
+                newest._record(index=settings)
 
         columns = [field.name for field in self.schema if field.name != "text" and _can_be_indexed(field.type)]
         self._write(build, columns)
@@ -418,18 +551,17 @@ class Collection(Searchable):
             ValueError: FAISS does not know the factory or cannot train it with so few vectors, the collection is in no
                 folder of this machine, or another process writes into it.
         """
-        folder = local_folder(self.uri)
-        if folder is None:
+        if self.folder is None:
             raise ValueError(f"{self.uri!r} is no folder of this machine: FAISS searches only those")
-        with writing(self.uri):
-            self._load()
+        with Collection.writing(self.uri):
+            self._load(open_published(self.uri))
             if not len(self):
                 raise ValueError(f"the collection {self.uri!r} has no rows to index")
             ids, _, vectors = self._sorted_vectors()
             factory = factory or default_factory(len(self))
             settings: dict[str, Any] = {"version": self.version, "factory": factory, "probes": probes}
             self.faiss = FaissIndex(train_faiss(factory, vectors), ids, settings)
-            self.faiss.write(folder / _FAISS)
+            self.faiss.write(self.folder / _FAISS)
         return self.recall(recall_queries)
 
     def recall(self, queries: int = 100) -> float:
@@ -455,41 +587,70 @@ class Collection(Searchable):
         """Hash all files of a folder and compare them with their checksums.
 
         Raises:
-            ValueError: One is missing or damaged, or the collection is not in a folder of this machine.
+            DamagedError: One differs.
+            OSError: One is missing.
+            ValueError: The collection is not in a folder of this machine.
         """
-        folder = local_folder(self.uri)
-        if folder is None:
+        if self.folder is None:
             raise ValueError(f"{self.uri!r} is no folder of this machine: only those have checksums")
-        check_files(folder, self.version, everything=True)
+        check_files(self.folder, self.version, everything=True)
         for _ in self.scan(self.table.schema.names):  # a missing file is an error of Lance
             pass
 
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
-        columns = [name for name in self.table.schema.names if name not in ("item_digest", "row_digest")]
+        columns = [name for name in self.table.schema.names if name not in ("item_digest", "row_digest", "row_kind")]
         table = self._read(columns).select(columns).replace_schema_metadata(None)
         table = table if len(table) else table.schema.empty_table()
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
         return rows.cast_column("picture", datasets.Image()) if "picture" in columns else rows
 
-    def _write(self, change: Callable[[Table], object], columns: Sequence[str] = ()) -> None:
-        """Change the table, publish it, and see the new state; arguments as for `publish`."""
-        with writing(self.uri), committing(self.uri):
-            table = open_newest(self.uri)
-            if published_version(table) != table.version and not _has_same_rows(table, self.uri):
+    def _write(self, change: Callable[["Collection"], object], columns: Sequence[str] = ()) -> None:
+        """Change the newest state, publish it, and see it; `columns` as for `publish`."""
+        with Collection.writing(self.uri) as newest:
+            published = open_published(self.uri)
+            if newest is None or (newest.version != published.version and not _has_same_rows(newest.table, published)):
                 raise ValueError(
                     f"the last change of {self.uri!r} did not end: run the same `conjoin encode` again first"
                 )
-            change(table)
-            publish(self.uri, table, columns)
-        self._load()
+            change(newest)
+            newest.publish(columns)
+        self._load(open_published(self.uri))
 
 
-def _has_same_rows(table: Table, uri: str) -> bool:
+def _has_same_rows(table: Table, published: Table) -> bool:
     """Whether a table has the published rows, as one has that an interrupted `index` left."""
-    published = open_published(uri)
     now, before = (each.search().select(["id", "row_digest"]).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
+
+
+def vector_field(dimension: int, dtype: str, metadata: Mapping[str, Any]) -> pa.Field:
+    """The column of vectors of a new table."""
+    number = pa.float16() if dtype == "float16" else pa.float32()
+    return pa.field("vector", pa.list_(number, dimension), metadata={_METADATA: json.dumps(metadata)})
+
+
+def _cast(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give rows the columns of a table.
+
+    Raises:
+        ValueError: A column holds values of another type than before.
+    """
+    columns = []
+    for field in schema:
+        column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        try:
+            both = [pa.schema([pa.field(field.name, kind)]) for kind in (field.type, column.type)]
+            if pa.types.is_nested(field.type) and field.name != "vector":  # a cast drops fields that are new
+                if pa.unify_schemas(both, promote_options="permissive").field(0).type != field.type:
+                    raise pa.ArrowInvalid("it is another one")
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
+                f"{column.type} now ({error}); give all its values one type, such as --keep {field.name}:number"
+            ) from error
+    return pa.table(columns, schema=schema)
 
 
 def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types

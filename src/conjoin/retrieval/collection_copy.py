@@ -11,8 +11,8 @@ import pyarrow as pa
 from conjoin.hub.local_paths import is_absolute
 from conjoin.processing.item_images import is_url
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import TABLE, create_table, exists, index_names, publish, vector_field, writing
+from conjoin.retrieval.collection import Collection, vector_field
+from conjoin.retrieval.collection_table import TABLE, committing, index_names
 from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_folders
 from conjoin.storage import FOLDER_CHECKSUMS
 
@@ -71,15 +71,16 @@ def copy_collection(
             yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
     bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
-    with bar, writing(uri):
-        if not replace and exists(uri):
+    with bar, Collection.writing(uri) as before:
+        if not replace and before is not None:
             raise ValueError(f"{str(uri)!r} holds a collection, or one that is unfinished: replace it (--replace), or "
                              "choose another address")  # fmt: skip
-        table, stream = create_table(uri, schema), batches()
+        copy, stream = Collection.create(uri, schema), batches()
         while some := list(islice(stream, _BATCHES_PER_COMMIT)):
-            table.add(pa.Table.from_batches(some))
+            with committing(uri):
+                copy.table.add(pa.Table.from_batches(some))
             bar.update(sum(map(len, some)))
-        publish(uri, table)
+        copy.publish()
     copy = Collection(uri)
     index = collection.metadata["index"]
     if index is not None:

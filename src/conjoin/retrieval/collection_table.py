@@ -1,4 +1,4 @@
-"""The Lance table of a collection: where it lies, who writes it, what its metadata says, and how it is published.
+"""Lance's table of a collection: where it lies, what its errors mean, its conditions, its tag and its checksums.
 
 `SHA256SUMS` lists the files of the published version and names that version; `sha256sum -c` takes it. A file of Lance
 never changes, so each is hashed once, at publication. Readers hash it again when they first meet it.
@@ -9,37 +9,33 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lancedb
 import pyarrow as pa
-from lancedb.index import BTree
 from lancedb.table import Table
 
-from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, locked, read_checksums, write_text
+from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, read_checksums, write_text
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
-OWN_COLUMNS = ("id", "vector", "item_digest", "row_digest", "picture")
+OWN_COLUMNS = ("id", "vector", "item_digest", "row_digest", "row_kind", "picture")
 """Columns that no column of the data may be named as: `item_digest` is of what was encoded (text, image bytes),
-`row_digest` of all that a row of the data said, `picture` a thumbnail."""
+`row_digest` of all that a row of the data said, `row_kind` its parts (see `KINDS`), `picture` a thumbnail."""
+KINDS = ("image", "text", "both")
+"""Which parts of an item a row has: the values of the column `row_kind`."""
 IDS_AT_ONCE = 1000
 """How many ids stand in one condition."""
-_NAME = "train"
-_METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|(\w+|[^\w\s,])""")
 _MOST_TOKENS = 600
 """Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
 _CACHED = 2**22
 """Bytes of indexes and of metadata that a writer keeps; by default Lance keeps up to 7 GB."""
-_FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
-"""How long readers of an earlier version find its files."""
-TABLE = "data/train.lance"
+TABLE_NAME, TABLE = "train", "data/train.lance"
 """Where the table lies in a collection: as the Hub expects it."""
 _VERIFIED = ".verified"
 """Says when all files were whole, in nanoseconds."""
@@ -61,6 +57,15 @@ def milvus_address(uri: str | Path) -> re.Match[str] | None:
     return re.fullmatch(r"(https?://[^/]+|.+\.db)/(\w+)", str(uri))
 
 
+def connect(uri: str | Path, writes: bool) -> Any:  # noqa: ANN401 - lancedb.DBConnection
+    """The database of one table; a writer keeps few indexes and little metadata in memory."""
+    folder = local_folder(uri)
+    if folder is not None:  # a search of 10⁶ × 384 then takes 240 to 300 MB instead of 620, and no longer
+        os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(2**25))
+    session = lancedb.Session(_CACHED, _CACHED) if writes else None
+    return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"), session=session)
+
+
 def open_table(uri: str | Path, writes: bool = False) -> Table:
     """Open the newest state of a table, published or not, to write it or only to read it.
 
@@ -73,57 +78,20 @@ def open_table(uri: str | Path, writes: bool = False) -> Table:
         check_place(folder)
         raise FileNotFoundError(f"there is no collection in {str(uri)!r}: run `conjoin encode`")
     with reading(uri):
-        return _connect(uri, writes).open_table(_NAME)
+        return connect(uri, writes).open_table(TABLE_NAME)
 
 
-def open_newest(uri: str | Path) -> Table:
-    """Open the newest state of a table to write it, if what readers see is intact: a writer would copy the damage.
+def published_version(uri: str | Path, table: Table | None = None) -> int | None:
+    """The version that readers see; None while the first run is unfinished.
 
-    Raises:
-        FileNotFoundError: There is none.
-        DamagedError: It is damaged.
-        ValueError: The folder holds something else.
+    Args:
+        uri: As for the collection.
+        table: Its table, if it is open.
     """
-    table, folder = open_table(uri, writes=True), local_folder(uri)
+    table = open_table(uri) if table is None else table
     with reading(uri):
-        version = published_version(table)
-    if folder is not None and version is not None:
-        check_files(folder, version)
-    return table
-
-
-def exists(uri: str | Path) -> bool:
-    """Whether there is a table with rows, published or not."""
-    try:
-        return bool(open_table(uri).count_rows())
-    except FileNotFoundError:
-        return False
-
-
-def create_table(uri: str | Path, schema: pa.Schema) -> Table:
-    """Make an empty table, as a new version if there is a table, which readers see as before.
-
-    Raises:
-        ValueError: The folder holds something else.
-    """
-    if (folder := local_folder(uri)) is not None:
-        check_place(folder)
-    database = _connect(uri, writes=True)
-    mode = "overwrite" if _NAME in database.list_tables().tables else "create"
-    return database.create_table(_NAME, schema=schema, mode=mode)
-
-
-def published_version(table: Table) -> int | None:
-    """The version that readers see; None while the first run is unfinished."""
-    tags = table.tags.list()
+        tags = table.tags.list()
     return int(tags[PUBLISHED]["version"]) if PUBLISHED in tags else None
-
-
-def published_at(uri: str | Path) -> int | None:
-    """The version that readers of the collection at an address see; errors as `open_table`."""
-    table = open_table(uri)
-    with reading(uri):
-        return published_version(table)
 
 
 def open_published(uri: str | Path) -> Table:
@@ -131,26 +99,26 @@ def open_published(uri: str | Path) -> Table:
 
     Raises:
         FileNotFoundError: There is no collection.
-        DamagedError: It is damaged.
+        DamagedError: A file differs from its checksum.
+        OSError: A file is missing or cannot be read.
         ValueError: It is unfinished.
     """
     folder = local_folder(uri)
     seen = None
     while True:
         table = open_table(uri)
-        with reading(uri):
-            version, count = published_version(table), table.count_rows()
+        version = published_version(uri, table)
         if version is None:
             raise ValueError(
-                f"the collection {str(uri)!r} is unfinished, {count} rows so far: run the same `conjoin encode` "
-                "again, it resumes"
+                f"the collection {str(uri)!r} is unfinished, {table.count_rows()} rows so far: run the same `conjoin "
+                "encode` again, it resumes"
             )
         try:
             if folder is not None:
                 check_files(folder, version)
             with reading(uri):
                 table.checkout(PUBLISHED)
-        except DamagedError:
+        except (DamagedError, OSError):
             if version == seen:
                 raise
             seen = version  # another process may have published meanwhile
@@ -158,59 +126,9 @@ def open_published(uri: str | Path) -> Table:
             return table
 
 
-def publish(uri: str | Path, table: Table, columns: Iterable[str] = ()) -> None:
-    """Let readers see the newest state of a table; until then, and if this is interrupted, they see the one before.
-
-    Indexes of columns are built again, not updated: that takes Lance less time, and a tenth of the memory.
-
-    Args:
-        uri: Of the collection.
-        table: Its table.
-        columns: To index, besides those that the published version indexes.
-    """
-    before, names = published_version(table), {"id", *columns}
-    if before == table.version and names <= {*index_names(table)}:
-        return
-    if before is not None:
-        table.checkout(before)
-        names |= {index.name for index in table.list_indices() if index.index_type == "BTree"}
-        table.checkout_latest()
-        for index in table.list_indices():
-            if index.index_type == "BTree":
-                table.drop_index(index.name)
-        table.optimize(cleanup_older_than=_FOREVER)
-    missing = names - {*index_names(table)}
-    for name in sorted(missing & {*table.schema.names}):
-        table.create_index(name, config=BTree(), name=name)
-    _move_tag(uri, table, before)
-    if before is not None:
-        table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance cleans nothing up while an old version has a tag
-        _move_tag(uri, table, published_version(table))
-
-
 def index_names(table: Table) -> list[str]:
     """The names of the indexes of a table; those of this package are named as their column."""
     return [index.name for index in table.list_indices()]
-
-
-def read_metadata(table: Table) -> dict[str, Any]:
-    """Return what the table records of its vectors: `key` (their origin), `details` and `index` (how to search)."""
-    metadata = (table.schema.field("vector").metadata or {}).get(_METADATA.encode())
-    if metadata is None:
-        raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")
-    return dict(json.loads(metadata))
-
-
-def vector_field(dimension: int, dtype: str, metadata: dict[str, Any]) -> pa.Field:
-    """The column of vectors of a new table."""
-    number = pa.float16() if dtype == "float16" else pa.float32()
-    return pa.field("vector", pa.list_(number, dimension), metadata={_METADATA: json.dumps(metadata)})
-
-
-def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
-    """Replace what the table says of its vectors, if it differs."""
-    if metadata != read_metadata(table):
-        table.update_field_metadata({"path": "vector", "metadata": {_METADATA: json.dumps(metadata)}})
 
 
 def condition(where: str) -> str:
@@ -232,31 +150,24 @@ def condition(where: str) -> str:
     return f"({where})"
 
 
+def with_kind(where: str | None, kind: str | None) -> str | None:
+    """A condition that holds for rows of a kind alone, one of `KINDS`; None for all kinds.
+
+    Raises:
+        ValueError: There is no such kind; and as `condition`.
+    """
+    if kind is None:
+        return where
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r} of row; expected one of {', '.join(KINDS)}")
+    return f"row_kind = '{kind}'" if where is None else f"{condition(where)} and row_kind = '{kind}'"
+
+
 def id_conditions(ids: Sequence[str]) -> Iterator[str]:
     """Conditions that hold for the rows under some ids, each for `IDS_AT_ONCE` of them."""
     for start in range(0, len(ids), IDS_AT_ONCE):
         quoted = ("'" + id_.replace("'", "''") + "'" for id_ in ids[start : start + IDS_AT_ONCE])
         yield f"id in ({', '.join(quoted)})"
-
-
-@contextmanager
-def writing(uri: str | Path) -> Iterator[None]:
-    """Be the one writer of a collection in a folder; elsewhere, Lance orders the commits of several.
-
-    Raises:
-        ValueError: Another process writes, the folder holds something else, or the collection can only be read.
-    """
-    if str(uri).startswith("hf://"):
-        raise ValueError(f"{str(uri)!r} can only be read: copy it with `conjoin copy`, or change it and push it again")
-    os.environ.setdefault("LANCE_DEFAULT_FRAGMENT_READAHEAD", "1")  # memory of compaction: 100 instead of 170 MB
-    folder = local_folder(uri)
-    if folder is None:
-        yield
-        return
-    check_place(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        yield
 
 
 @contextmanager
@@ -284,7 +195,7 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
 
     Raises:
         FileNotFoundError: There is no table.
-        DamagedError: A file of a folder is missing or damaged.
+        OSError: A file of a folder is missing or cannot be read.
         ConnectionError: The collection is elsewhere and cannot be reached.
         ValueError: The condition cannot be evaluated.
     """
@@ -298,32 +209,12 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
                 named += "; `conjoin encode --keep NAME:number` reads texts as numbers"
             problem = f"cannot be evaluated: {reason}; the columns are {named}"
             raise ValueError(f"the condition {where!r:.200} {problem}") from error
-        if f"Table '{_NAME}' was not found" in reason:
+        if f"Table '{TABLE_NAME}' was not found" in reason:
             raise FileNotFoundError(f"there is no collection in {str(uri)!r}: run `conjoin encode`") from error
         problem = f"the collection {str(uri)!r} cannot be read: {reason}"
         if local_folder(uri) is not None:
-            raise DamagedError(problem) from error
+            raise OSError(f"{problem}; {_REMEDY}") from error
         raise ConnectionError(f"{problem}; check the address, the network and your credentials") from error
-
-
-def _connect(uri: str | Path, writes: bool) -> Any:  # noqa: ANN401 - lancedb.DBConnection
-    folder = local_folder(uri)
-    if folder is not None:  # a search of 10⁶ × 384 then takes 240 to 300 MB instead of 620, and no longer
-        os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(2**25))
-    session = lancedb.Session(_CACHED, _CACHED) if writes else None
-    return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"), session=session)
-
-
-def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
-    version, folder = table.version, local_folder(uri)
-    if folder is not None:
-        _publish_files(folder, version, before)
-    if before is None:
-        table.tags.create(PUBLISHED, version)
-    elif before != version:
-        table.tags.update(PUBLISHED, version)
-    if folder is not None and before not in (None, version):
-        _publish_files(folder, version, None)
 
 
 def check_place(folder: Path) -> None:
@@ -349,7 +240,25 @@ def _first_line(error: BaseException) -> str:
     return _PLACE.split(line)[0].split(" Valid fields are ")[0].removeprefix("Invalid input, ")
 
 
-def _publish_files(folder: Path, version: int, before: int | None) -> None:
+def move_tag(folder: Path | None, table: Table, before: int | None) -> None:
+    """Let readers see the version of a table; they saw `before`."""
+    version = int(table.version)
+    if folder is not None:
+        _write_sums(folder, version, before)
+    if before is None and folder is not None:  # Lance makes a tag below a percent-encoded path, such as M%C3%B6bel
+        manifest = folder / TABLE / "_versions" / f"{2**64 - 1 - version:020}.manifest"
+        tag = folder / TABLE / "_refs" / "tags" / f"{PUBLISHED}.json"
+        tag.parent.mkdir(parents=True, exist_ok=True)
+        write_text(tag, json.dumps({"branch": None, "version": version, "manifestSize": manifest.stat().st_size}))
+    elif before is None:
+        table.tags.create(PUBLISHED, version)
+    elif before != version:
+        table.tags.update(PUBLISHED, version)
+        if folder is not None:
+            _write_sums(folder, version, None)
+
+
+def _write_sums(folder: Path, version: int, before: int | None) -> None:
     """Write the checksums of a version that is about to be published; readers still see `before`, if any."""
     known, started = read_checksums(folder), time.time_ns()  # a file of Lance never changes
     paths = sorted(path.relative_to(folder) for path in (folder / TABLE).rglob("*") if path.is_file())
@@ -378,7 +287,7 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
     """
     sums, started, since = folder / FOLDER_CHECKSUMS, time.time_ns(), 0
     if not sums.is_file():
-        raise DamagedError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
+        raise OSError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
     text, hashed = sums.read_text(encoding="utf-8", errors="replace"), read_checksums(folder)
     count, versions = _COUNT.search(text), [int(number) for number in _VERSION.findall(text)]
     if count is None or int(count[1]) != len(hashed):

@@ -1,14 +1,13 @@
 """From rows to a collection: the first run, its resumption, an update and a sync are one algorithm.
 
-A chunk of rows is read, and looked up by ids and digests in the table. The rows that are new or changed are encoded;
-`add` writes the new ones and `merge_insert("id")` the changed ones. At the end the rows that are gone are deleted, and
-the tag `published` moves. Chunks have a fixed size, so a vector does not depend on where an earlier run stopped.
+A chunk of rows is read, and looked up by ids and digests in the collection. The rows that are new or changed are
+encoded and upserted. At the end the rows that are gone are deleted, and the new state is published. Chunks have a
+fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, islice
@@ -19,37 +18,18 @@ from typing import Any, Literal, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
-import torch
-import transformers
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from lancedb.table import Table
 
-from conjoin import __version__
 from conjoin.constants import DTYPES
+from conjoin.data.cells import row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, UniqueIds, check_on_error, id_keys, repeated_id
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Changes, Collection
-from conjoin.retrieval.collection_table import (
-    OWN_COLUMNS,
-    committing,
-    create_table,
-    id_conditions,
-    local_folder,
-    open_newest,
-    open_table,
-    publish,
-    published_version,
-    read_metadata,
-    reading,
-    vector_field,
-    write_metadata,
-    writing,
-)
+from conjoin.retrieval.collection import OWN_COLUMNS, Changes, Collection, vector_field
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.retrieval.vectors import check_vectors
@@ -137,15 +117,15 @@ def encode_collection(
     chosen = EncodeOptions(**options)
     changes, wait = None, (lambda: None) if processes is None else processes.wait_for_everyone
 
-    def encoded(known: KnownRows) -> Iterator[Encoded]:
+    def encoded(existing: "ExistingRows") -> "Iterator[EncodedChunk]":
         wait()
-        yield from _encoded(rows, known, encoder, chosen, processes)
+        yield from _encoded(rows, existing, encoder, chosen, processes)
 
     if processes is None or processes.process_index == 0:
         changes = write_rows(encoded, rows, encoder, uri, chosen, show_progress)
     else:
         wait()  # until the first one found that it may write
-        for _ in _encoded(rows, KnownRows(uri), encoder, chosen, processes):
+        for _ in _encoded(rows, ExistingRows(Collection.newest(uri)), encoder, chosen, processes):
             pass
     wait()
     collection = Collection(uri)
@@ -163,24 +143,152 @@ def launched_processes() -> PartialState | None:
     return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT)
 
 
-class KnownRows:
-    """The rows that the table at an address has at first, by 64-bit digests of their ids, in 16 bytes each.
+def write_rows(
+    encoded: "Callable[[ExistingRows], Iterable[EncodedChunk]]",
+    rows: Iterable[Row],
+    encoder: ItemEncoder,
+    uri: str | Path,
+    options: EncodeOptions,
+    show_progress: bool,
+) -> Changes:
+    """Write encoded rows into the table of a collection, remove those that are gone, and publish.
+
+    Rows are written when they are many or 20 seconds old, and also when an error or Ctrl-C ends the work.
+
+    Args:
+        encoded: Encodes rows, given those that the table has.
+        rows: The data, for its length and the types of its columns.
+        encoder: Computes the vectors.
+        uri: Of the collection.
+        options: How.
+        show_progress: Show rows done and per second.
+
+    Raises:
+        KeyboardInterrupt: It was Ctrl-C.
+        OSError: The disk is full or fails.
+        ValueError: The table was made with another model or other settings; there were no rows, or none that can be
+            used; or a column cannot be kept.
+    """
+    key = collection_key(encoder, options)
+    details: dict[str, Any] = {
+        "model": encoder.name,
+        "load_options": dict(encoder.load_options),
+        "has_multi_image_items": False,
+    }
+    counts: Counter[str] = Counter()
+    skipped: list[Skipped] = []
+    pending: list[tuple[int, Record]] = []
+    written = monotonic()
+
+    def write() -> None:
+        nonlocal collection, written
+        records = [record for _, record in sorted(pending, key=lambda each: each[0])]
+        pending.clear()
+        written = monotonic()
+        if not records:
+            return
+        values = to_table(records, options.dtype)
+        exists = existing.digests([record["id"] for record in records]) >= 0
+        if collection is None:
+            metadata = {"key": key, "details": details, "index": None}
+            collection = Collection.create(uri, _schema(rows, len(records[0]["vector"]), metadata, options))
+        collection.upsert(values, exists, details)  # a run that is stopped leaves items with several images
+        counts.update(added=int((~exists).sum()), replaced=int(exists.sum()))
+
+    length = len(rows) if isinstance(rows, Sized) else None
+    bar = progress(total=length, unit="row", desc="encoding", show=show_progress)
+    with Collection.writing(uri) as collection, bar:
+        if collection is not None:
+            if differing := differences(collection.metadata["key"], key):
+                raise ValueError(
+                    f"the collection {str(uri)!r} was made with {differing}; encode into another folder (--out), or "
+                    "as before"
+                )
+            details["has_multi_image_items"] = collection.metadata["details"]["has_multi_image_items"]
+        existing = ExistingRows(collection)
+        try:
+            for part in encoded(existing):
+                pending += part.records
+                skipped += part.skipped
+                details["has_multi_image_items"] |= part.has_multi_image_items
+                counts.update(unchanged=part.unchanged, skipped=len(part.skipped), encoded=part.encoded)
+                bar.update(len(part.records) + part.unchanged + len(part.skipped))
+                if len(pending) >= _ROWS_PER_COMMIT or monotonic() - written > _SECONDS_PER_COMMIT:
+                    write()
+            write()
+            total = counts.total() - counts["encoded"]
+            if not total:
+                raise ValueError("the dataset is empty: there are no rows to encode")
+            is_gone = np.isin(existing.keys, id_keys(row.id for row in skipped))
+            if options.sync:
+                is_gone |= ~existing.seen.add(existing.keys)
+            gone = existing.keys[is_gone]
+            if collection is None or len(collection) == len(gone):
+                reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
+                raise ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
+            if len(gone):
+                ids = np.array(collection.ids, dtype=object)
+                collection.delete(ids[np.isin(id_keys(ids), gone)].tolist())
+            collection.publish()
+        except KeyboardInterrupt as stop:
+            write()
+            kept = 0 if collection is None else len(collection)
+            raise KeyboardInterrupt(f"{kept} rows are kept in {str(uri)!r}: run the same again, it resumes") from stop
+        finally:
+            write()
+        if (folder := collection.folder) is not None:
+            (folder / SKIPPED_FILE).unlink(missing_ok=True)
+            SkippedFile(folder).add(sorted(skipped))
+    return Changes(removed=len(gone), **counts)
+
+
+def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, Any]:
+    """What vectors are made from, each part under a name that an error message can use."""
+    return {
+        "fingerprint": encoder.fingerprint,
+        "processor": encoder.processing,
+        "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
+        "dtype": options.dtype,
+        "role": options.role,
+        "prompt": encoder.prompt_of(options.role, options.prompt, options.prompt_name),
+        "truncate_dim": encoder.truncate_dim,
+        "input_type": encoder.input_type,
+        **(options.settings or {}),
+    }
+
+
+class EncodedChunk(NamedTuple):
+    """Some rows of a chunk.
+
+    Attributes:
+        records: The new and the changed ones, with their numbers in the data.
+        encoded: How many of them went through the model.
+        unchanged: How many rows are in the table as they are in the data.
+        skipped: Those that cannot be used.
+        has_multi_image_items: Whether an item has several images.
+    """
+
+    records: Sequence[tuple[int, Record]]
+    encoded: int
+    unchanged: int = 0
+    skipped: Sequence[Skipped] = ()
+    has_multi_image_items: bool = False
+
+
+class ExistingRows:
+    """The rows that a collection has at first, by 64-bit digests of their ids, in 16 bytes each.
 
     Attributes:
         keys: Digests of the ids, ascending.
         seen: The ids that the data had so far.
     """
 
-    def __init__(self, uri: str | Path) -> None:
-        self.uri, self.seen = uri, UniqueIds()
-        self._table: Any = None
+    def __init__(self, collection: Collection | None) -> None:
+        self._collection, self.seen = collection, UniqueIds()
         keys, digests = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)]
-        with suppress(FileNotFoundError):
-            self._table = open_table(uri, writes=True)
-        with reading(uri):
-            for batch in () if self._table is None else self._table.search().select(["id", "row_digest"]).to_batches():
-                keys.append(id_keys(batch["id"].to_pylist()))
-                digests.append(batch["row_digest"].to_numpy())
+        for batch in () if collection is None else collection.scan(["id", "row_digest"]):
+            keys.append(id_keys(batch["id"].to_pylist()))
+            digests.append(batch["row_digest"].to_numpy())
         self.keys, self._digests = np.concatenate(keys), np.concatenate(digests)
         order = np.argsort(self.keys)
         self.keys, self._digests = self.keys[order], self._digests[order]
@@ -194,37 +302,21 @@ class KnownRows:
         return np.where(self.keys[at] == keys, self._digests[at], -1)
 
     def vectors(self, digests: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """The vectors of the ids whose rows in the table have the given item digests."""
-        found: dict[str, np.ndarray] = {}
-        for where in id_conditions(list(digests)):
-            with reading(self.uri):
-                stored = self._table.search().where(where).select(["id", "item_digest", "vector"]).to_arrow()
-            same = (row for row in stored.to_pylist() if row["item_digest"] == digests[row["id"]])
-            found |= {row["id"]: np.array(row["vector"], dtype=np.float32) for row in same}
-        return found
-
-
-class Encoded(NamedTuple):
-    """Some rows of a chunk.
-
-    Attributes:
-        records: The new and the changed ones, with their numbers in the data.
-        encoded: How many of them went through the model.
-        unchanged: How many rows are in the table as they are in the data.
-        skipped: Those that cannot be used.
-        several: Whether an item has several images.
-    """
-
-    records: Sequence[tuple[int, Record]]
-    encoded: int
-    unchanged: int = 0
-    skipped: Sequence[Skipped] = ()
-    several: bool = False
+        """The vectors of the ids whose rows in the collection have the given item digests."""
+        if self._collection is None or not digests:
+            return {}
+        stored = self._collection.take(list(digests), ["id", "item_digest", "vector"]).to_pylist()
+        same = (row for row in stored if row["item_digest"] == digests[row["id"]])
+        return {row["id"]: np.array(row["vector"], dtype=np.float32) for row in same}
 
 
 def _encoded(
-    rows: Iterable[Row], known: KnownRows, encoder: ItemEncoder, options: EncodeOptions, processes: PartialState | None
-) -> Iterator[Encoded]:
+    rows: Iterable[Row],
+    existing: ExistingRows,
+    encoder: ItemEncoder,
+    options: EncodeOptions,
+    processes: PartialState | None,
+) -> Iterator[EncodedChunk]:
     """Encode the rows that are new or changed; each of several processes encodes its share, and gives all of them.
 
     Raises:
@@ -233,8 +325,8 @@ def _encoded(
     rank, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     size = BATCHES_AT_ONCE * encoder.batch_size
     own = slice(rank * size, (rank + 1) * size)
-    for start, ids, chunk in chain(read_chunks(rows, size * count, known.seen), [(0, [], [])]):
-        parts = encode_rows(start + own.start, ids[own], chunk[own], known, encoder, options)
+    for start, ids, chunk in chain(read_chunks(rows, size * count, existing.seen), [(0, [], [])]):
+        parts = encode_rows(start + own.start, ids[own], chunk[own], existing, encoder, options)
         if processes is None:
             yield from parts
             continue
@@ -286,15 +378,20 @@ def read_chunks(rows: Iterable[Row], size: int, seen: UniqueIds) -> Iterator[tup
 
 
 def encode_rows(
-    start: int, ids: Sequence[str], rows: Sequence[Row], known: KnownRows, encoder: ItemEncoder, options: EncodeOptions
-) -> Iterator[Encoded]:
+    start: int,
+    ids: Sequence[str],
+    rows: Sequence[Row],
+    existing: ExistingRows,
+    encoder: ItemEncoder,
+    options: EncodeOptions,
+) -> Iterator[EncodedChunk]:
     """Encode the rows of a chunk that are new or changed: first what needs no model, then batch by batch.
 
     Args:
         start: The number of the first row in the data.
         ids: Of the rows.
         rows: The rows.
-        known: The rows of the table.
+        existing: The rows of the collection.
         encoder: Computes the vectors.
         options: How.
 
@@ -304,7 +401,7 @@ def encode_rows(
     changed: dict[int, Record] = {}  # what the table will hold of them, less the vector
     items: dict[int, Any] = {}
     skipped: list[Skipped] = []
-    several = False
+    has_multi = False
 
     def skip(index: int, error: Exception) -> None:
         if options.on_error == "raise":
@@ -317,7 +414,7 @@ def encode_rows(
             picture["picture"] = make_thumbnail(rows[index]["image"], options.keep_pictures, f"item {ids[index]!r}")
         return start + index, changed[index] | picture | {"vector": vector}
 
-    digests = known.digests(ids)
+    digests = existing.digests(ids)
     unchanged = 0
     for index, row in enumerate(rows):
         name = f"item {ids[index]!r}"
@@ -327,22 +424,23 @@ def encode_rows(
         try:
             parts = check_parts({key: row[key] for key in ("image", "text") if row.get(key) is not None}, name)
             image = parts.get("image")
-            several |= isinstance(image, list) and sum(each is not None for each in image) > 1
+            has_multi |= isinstance(image, list) and sum(each is not None for each in image) > 1
             digest = row_digest({**parts, "metadata": row.get("metadata") or {}})
             if digest == digests[index]:
                 unchanged += 1
                 continue
             items[index] = row_item(parts, name)
             known_values = {"id": ids[index], "item_digest": item_digest(parts), "row_digest": digest}
+            known_values["row_kind"] = row_kind(parts) or "text"  # such as "none"
             paths = {} if image is None else {"image": _image_paths(image) or None}
             changed[index] = known_values | _kept_values(row, name) | paths
         except (OSError, RecursionError, ValueError) as error:
             skip(index, error if isinstance(error, ItemError) else ItemError(name, str(error)))
-    stored = known.vectors(
+    stored = existing.vectors(
         {ids[index]: values["item_digest"] for index, values in changed.items() if digests[index] >= 0}
     )
     moved = [record(index, stored[ids[index]]) for index in changed if ids[index] in stored]
-    yield Encoded(moved, 0, unchanged, skipped[:], several)
+    yield EncodedChunk(moved, 0, unchanged, skipped[:], has_multi)
     skipped.clear()
     order = [index for index in changed if ids[index] not in stored]
     batches = encoder.encode_batches(
@@ -355,7 +453,7 @@ def encode_rows(
     )
     for _, usable, vectors in batches if order else ():
         records = [record(order[position], vector) for position, vector in zip(usable, vectors, strict=True)]
-        yield Encoded(records, len(records), 0, skipped[:])
+        yield EncodedChunk(records, len(records), 0, skipped[:])
         skipped.clear()
 
 
@@ -386,159 +484,6 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
     return text | dict(kept)
 
 
-def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, Any]:
-    """What vectors are made from, each part under a name that an error message can use."""
-    return {
-        "fingerprint": encoder.fingerprint,
-        "processor": encoder.processing,
-        "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
-        "dtype": options.dtype,
-        "role": options.role,
-        "prompt": encoder.prompt_of(options.role, options.prompt, options.prompt_name),
-        "truncate_dim": encoder.truncate_dim,
-        "input_type": encoder.input_type,
-        **(options.settings or {}),
-    }
-
-
-def write_rows(
-    encoded: Callable[[KnownRows], Iterable[Encoded]],
-    rows: Iterable[Row],
-    encoder: ItemEncoder,
-    uri: str | Path,
-    options: EncodeOptions,
-    show_progress: bool,
-) -> Changes:
-    """Write encoded rows into the table of a collection, remove those that are gone, and publish.
-
-    Rows are written when they are many or 20 seconds old, and also when an error or Ctrl-C ends the work.
-
-    Args:
-        encoded: Encodes rows, given those that the table has.
-        rows: The data, for its length and the types of its columns.
-        encoder: Computes the vectors.
-        uri: Of the collection.
-        options: How.
-        show_progress: Show rows done and per second.
-
-    Raises:
-        KeyboardInterrupt: It was Ctrl-C.
-        OSError: The disk is full or fails.
-        ValueError: The table was made with another model or other settings; there were no rows, or none that can be
-            used; or a column cannot be kept.
-    """
-    key = collection_key(encoder, options)
-    versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
-    details: dict[str, Any] = {
-        "model": encoder.name,
-        "load_options": dict(encoder.load_options),
-        "versions": versions,
-        "several": False,
-    }
-    counts: Counter[str] = Counter()
-    skipped: list[Skipped] = []
-    pending: list[tuple[int, Record]] = []
-    written = monotonic()
-    table: Any = None
-
-    def write() -> None:
-        nonlocal table, written
-        records = [record for _, record in sorted(pending, key=lambda each: each[0])]
-        pending.clear()
-        written = monotonic()
-        if not records:
-            return
-        values = to_table(records, options.dtype)
-        is_known = known.digests([record["id"] for record in records]) >= 0
-        with committing(uri):
-            if table is None:
-                metadata = {"key": key, "details": details, "index": None}
-                table = create_table(uri, _schema(rows, len(records[0]["vector"]), metadata, options))
-            values = cast_to_schema(values, table)
-            new, changed = values.filter(~is_known), values.filter(is_known)
-            if len(new):
-                table.add(new)
-            if len(changed):
-                table.merge_insert("id").when_matched_update_all().execute(changed)
-            recorded = read_metadata(table)  # a run that is stopped leaves items with several images
-            write_metadata(table, recorded | {"details": recorded["details"] | {"several": details["several"]}})
-        counts.update(added=len(new), replaced=len(changed))
-
-    length = len(rows) if isinstance(rows, Sized) else None
-    bar = progress(total=length, unit="row", desc="encoding", show=show_progress)
-    with writing(uri), bar:
-        table = _open(uri, key)
-        details["several"] = table is not None and read_metadata(table)["details"]["several"]
-        known = KnownRows(uri)
-        try:
-            for part in encoded(known):
-                pending += part.records
-                skipped += part.skipped
-                details["several"] |= part.several
-                counts.update(unchanged=part.unchanged, skipped=len(part.skipped), encoded=part.encoded)
-                bar.update(len(part.records) + part.unchanged + len(part.skipped))
-                if len(pending) >= _ROWS_PER_COMMIT or monotonic() - written > _SECONDS_PER_COMMIT:
-                    write()
-            write()
-            total = counts.total() - counts["encoded"]
-            if not total:
-                raise ValueError("the dataset is empty: there are no rows to encode")
-            is_gone = np.isin(known.keys, id_keys(row.id for row in skipped))
-            if options.sync:
-                is_gone |= ~known.seen.add(known.keys)
-            gone = known.keys[is_gone]
-            if table is None or table.count_rows() == len(gone):
-                reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
-                raise ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
-            with committing(uri):
-                if len(gone):
-                    _delete(table, gone)
-                if published_version(table) != table.version:
-                    write_metadata(table, read_metadata(table) | {"details": details})
-                publish(uri, table)
-        except KeyboardInterrupt as stop:
-            write()
-            kept = 0 if table is None else table.count_rows()
-            raise KeyboardInterrupt(f"{kept} rows are kept in {str(uri)!r}: run the same again, it resumes") from stop
-        finally:
-            write()
-        if (folder := local_folder(uri)) is not None:
-            (folder / SKIPPED_FILE).unlink(missing_ok=True)
-            SkippedFile(folder).add(sorted(skipped))
-    return Changes(removed=len(gone), **counts)
-
-
-def _open(uri: str | Path, key: Mapping[str, Any]) -> Table | None:
-    """Open the table of a collection to write into it; None if it is to be made.
-
-    Raises:
-        ValueError: It was made with another model or other settings.
-    """
-    with committing(uri):
-        try:
-            table = open_newest(uri)
-        except FileNotFoundError:
-            return None
-        if published_version(table) is None and not table.count_rows():
-            return None
-    if differing := differences(read_metadata(table)["key"], key):
-        raise ValueError(
-            f"the collection {str(uri)!r} was made with {differing}; encode into another folder (--out), or as before"
-        )
-    return table
-
-
-def _delete(table: Table, keys: np.ndarray) -> None:
-    """Delete the rows whose ids have some of the digests."""
-    numbers: list[int] = []
-    for batch in table.search().select(["id"]).with_row_id(True).to_batches():
-        is_gone = np.isin(id_keys(batch["id"].to_pylist()), keys)
-        numbers += batch["_rowid"].to_numpy()[is_gone].tolist()
-    for start in range(0, len(numbers), _ROWS_PER_COMMIT):
-        chosen = ", ".join(map(str, numbers[start : start + _ROWS_PER_COMMIT]))
-        table.delete(f"_rowid in ({chosen})")
-
-
 def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], options: EncodeOptions) -> pa.Schema:
     """The columns of a new table: its own, and those kept ones whose types the data knows."""
     features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
@@ -550,6 +495,7 @@ def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], optio
         pa.field("text", pa.string()),
         pa.field("image", pa.list_(pa.string())),
         *(pa.field(name, pa.int64()) for name in ("item_digest", "row_digest")),
+        pa.field("row_kind", pa.string()),
         *([pa.field("picture", pa.binary())] if options.keep_pictures else []),
     ]
     return pa.schema([*own, *(field for field in known if field.name != "text" and not pa.types.is_null(field.type))])
@@ -572,29 +518,3 @@ def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
     return pa.table(columns)
-
-
-def cast_to_schema(rows: pa.Table, table: Table) -> pa.Table:
-    """Give rows the columns of a table, which first gets the columns that are new.
-
-    Raises:
-        ValueError: A column holds values of another type than before.
-    """
-    known = {*table.schema.names}
-    if added := [each for each in rows.schema if each.name not in known and not pa.types.is_null(each.type)]:
-        table.add_columns(added)
-    columns = []
-    for field in table.schema:
-        column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-        try:
-            both = [pa.schema([pa.field(field.name, kind)]) for kind in (field.type, column.type)]
-            if pa.types.is_nested(field.type) and field.name != "vector":  # a cast drops fields that are new
-                if pa.unify_schemas(both, promote_options="permissive").field(0).type != field.type:
-                    raise pa.ArrowInvalid("it is another one")
-            columns.append(column.cast(field.type))
-        except pa.ArrowException as error:
-            raise ValueError(
-                f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
-                f"{column.type} now ({error}); give all its values one type, such as --keep {field.name}:number"
-            ) from error
-    return pa.table(columns, schema=table.schema)

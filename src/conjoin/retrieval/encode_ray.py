@@ -10,9 +10,9 @@ from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import local_folder
 from conjoin.retrieval.encode import (
     BATCHES_AT_ONCE,
-    Encoded,
+    EncodedChunk,
     EncodeOptions,
-    KnownRows,
+    ExistingRows,
     Row,
     collection_key,
     encode_rows,
@@ -71,16 +71,16 @@ def encode_on_ray(
     encoder = make_encoder("cpu")
     given = make_encoder, uri, collection_key(encoder, chosen), chosen, os.environ.get(ALLOW_URLS)
 
-    def encoded(known: KnownRows) -> Iterator[Encoded]:
+    def encoded(existing: ExistingRows) -> Iterator[EncodedChunk]:
         pool = ActorPool([worker.remote(*given) for _ in range(count)] * 2)  # each has one chunk, and one that waits
 
-        def next_chunk() -> list[Encoded]:
+        def next_chunk() -> list[EncodedChunk]:
             try:
                 return pool.get_next_unordered()
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
 
-        for chunk in read_chunks(rows, BATCHES_AT_ONCE * encoder.batch_size, known.seen):
+        for chunk in read_chunks(rows, BATCHES_AT_ONCE * encoder.batch_size, existing.seen):
             if not pool.has_free():
                 yield from next_chunk()
             pool.submit(lambda actor, values: actor.encode.remote(*values), chunk)
@@ -106,12 +106,12 @@ class _Worker:
     ) -> None:
         if allow_urls is not None:
             os.environ[ALLOW_URLS] = allow_urls
-        self.options, self.encoder, self.known = options, make_encoder(None), KnownRows(uri)
+        self.options, self.encoder, self.existing = options, make_encoder(None), ExistingRows(Collection.newest(uri))
         self.differing = differences(collection_key(self.encoder, options), key)
 
-    def encode(self, start: int, ids: Sequence[str], chunk: Sequence[Row]) -> list[Encoded]:
+    def encode(self, start: int, ids: Sequence[str], chunk: Sequence[Row]) -> list[EncodedChunk]:
         if self.differing:
             raise ValueError(
                 f"a worker loaded another model: it has {self.differing}; give all machines the same model"
             )
-        return [*encode_rows(start, ids, chunk, self.known, self.encoder, self.options)]
+        return [*encode_rows(start, ids, chunk, self.existing, self.encoder, self.options)]

@@ -53,7 +53,7 @@ class ModelIdentity(NamedTuple):
 def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
     """The model that the metadata of a collection record."""
     key, details = metadata["key"], metadata["details"]
-    input_type = key["input_type"] if details["several"] else None
+    input_type = key["input_type"] if details["has_multi_image_items"] else None
     return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"])
 
 

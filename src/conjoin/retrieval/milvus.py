@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import milvus_address
+from conjoin.retrieval.collection_table import milvus_address, with_kind
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search
@@ -74,6 +74,7 @@ class MilvusCollection(Searchable):
         k: int = 10,
         *,
         where: str | None = None,
+        kind: str | None = None,
         words: Sequence[str | WordQuery] | None = None,
     ) -> Ranking:
         """As `Collection.rank`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
@@ -85,6 +86,8 @@ class MilvusCollection(Searchable):
         if words is not None or vectors is None:
             raise ValueError(f"the collection {self.uri!r} is in Milvus, which has vectors only")
         queries = check_search(vectors, k, self.dimension)
+        if (of_kind := with_kind(None, kind)) is not None:
+            where = " and ".join([*([f"({where})"] if where else []), of_kind.replace("=", "==")])
         found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
         return Ranking.join(
             by_score([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found
@@ -96,15 +99,10 @@ class MilvusCollection(Searchable):
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             chosen = json.dumps([*ids[start : start + _ROWS_AT_ONCE]], ensure_ascii=False)  # Lite takes no parameters
             for row in self._call("query", self._name, filter=f"id in {chosen}", output_fields=["*"]):
-                by_id[row["id"]] = {name: value for name, value in row.items() if name != "vector"}
+                by_id[row["id"]] = {name: value for name, value in row.items() if name not in ("vector", "row_kind")}
         if missing := [id_ for id_ in ids if id_ not in by_id]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return [by_id[id_] for id_ in ids]
-
-    def select(self, where: str) -> list[str]:
-        """As `Collection.select`, with a condition in Milvus's language."""
-        pages = self._call("query_iterator", self._name, filter=where, output_fields=["id"])
-        return [row["id"] for page in iter(pages.next, []) for row in page]
 
 
 def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool = False) -> MilvusCollection:
@@ -138,7 +136,7 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
     }
     options = {"schema": schema, "index_params": indexed, "consistency_level": "Strong", "properties": described}
     do("create_collection", name, **options)
-    columns = [name for name in collection.schema.names if name != "id"]
+    columns = [name for name in collection.schema.names if name != "id"] + ["row_kind"]
     try:
         with progress(total=len(collection), desc="copying", unit="row", show=show_progress) as bar:
             for batch in collection.scan(["id", "vector", *columns]):

@@ -5,20 +5,17 @@ own folder, and of the folders that the user allowed (`conjoin.data.allow_root`,
 """
 
 import io
-import os
-import shlex
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from conjoin.data.row_images import check_image_path, folders_beside, is_inside, is_uri, map_images
+from conjoin.data.row_images import check_image_path, folders_beside, map_images
 from conjoin.processing.item_images import concatenate_images, load_image
 
 if TYPE_CHECKING:
-    from conjoin.retrieval.results import Searchable
+    pass
 
 _QUALITY = 85
 _BATCHES = 50
@@ -39,28 +36,6 @@ def load_picture(image: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
 def picture_folders(uri: str | Path) -> tuple[str, ...]:
     """The folders whose files the rows of the collection at `uri` may name as their pictures."""
     return folders_beside(None if "://" in str(uri) else uri)
-
-
-def hidden_pictures(collection: "Searchable") -> str | None:
-    """Say which option shows the first picture of a collection that its rows may not name, by its first rows.
-
-    Returns:
-        A line with the folder of this picture; None if all may be shown, or none is there.
-    """
-    from conjoin.retrieval.collection import Collection
-
-    if not isinstance(collection, Collection) or "picture" in collection.table.schema.names:
-        return None
-    folders = picture_folders(collection.uri)
-    for batch in islice(collection.scan(["image"]), _BATCHES):
-        for path in (path for image in batch["image"].to_pylist() for path in image or () if not is_uri(path)):
-            if os.path.isfile(path) and not is_inside(path, folders):
-                folder = shlex.quote(os.path.dirname(os.path.realpath(path)))
-                return (
-                    "pictures outside of the collection are not shown; if you trust the collection, add "
-                    f"--root {folder}"
-                )
-    return None
 
 
 def check_pictures(image: Any, folders: tuple[str, ...], name: str) -> None:  # noqa: ANN401 - an image or several

@@ -12,7 +12,7 @@ import torch
 from conjoin.constants import RANKINGS, RankBy
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import SystemText, item_parts
-from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.collection import Collection, matrix
 from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
@@ -60,8 +60,8 @@ def search_items(
         k: Results per query.
         offset: Results that are left out before them.
         pictures: Also give the thumbnail of each row, as `"picture"`, where the collection keeps them.
-        how: As for `rank_items`: `ranking`, `where`, `weights`, `group_by`, `prompt`, `prompt_name`, `min_score`; and
-            errors as there.
+        how: As for `rank_items`: `ranking`, `where`, `kind`, `weights`, `group_by`, `prompt`, `prompt_name`,
+            `min_score`; and errors as there.
 
     Returns:
         For each query a list of `Hit` (`id`, `score`, `row`), best first.
@@ -77,6 +77,7 @@ def rank_items(
     *,
     ranking: RankBy = "default",
     where: str | None = None,
+    kind: str | None = None,
     weights: Mapping[str, float] | None = None,
     group_by: str | None = None,
     prompt: str | None = None,
@@ -94,6 +95,7 @@ def rank_items(
             `"vectors"` and `"words"` take one of them. Milvus, and collections of over two million rows, have vectors
             by default.
         where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`.
+        kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
         weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
             Σ weight · vector of the part, L2-normalised, in place of the model's vector of both. Words count as much
             as the text does; without weights, half as much in an item with an image as in one without.
@@ -129,9 +131,9 @@ def rank_items(
             raise ItemError(f"item {empty[0]}", "it has no words to rank by")
         words = None if len(empty) == len(words) else words
     if group_by is not None:
-        result = search_groups(collection, vectors, k, group_by, where=where, words=words)
+        result = search_groups(collection, vectors, k, group_by, where=where, kind=kind, words=words)
     else:
-        result = collection.rank(vectors, k, where=where, words=words)
+        result = collection.rank(vectors, k, where=where, kind=kind, words=words)
     if min_score is None:
         return result
     return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
@@ -155,6 +157,7 @@ def search_groups(
     column: str,
     *,
     where: str | None = None,
+    kind: str | None = None,
     words: Sequence[str | WordQuery] | None = None,
 ) -> Ranking:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
@@ -168,6 +171,7 @@ def search_groups(
         k: Groups per query.
         column: Its name; of texts, numbers, dates or true and false.
         where: As for `Collection.rank`.
+        kind: As for `Collection.rank`.
         words: As for `Collection.rank`.
 
     Raises:
@@ -178,7 +182,7 @@ def search_groups(
     if not isinstance(collection, Collection):
         raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
     depth = 4 * k
-    first = collection.rank(vectors, depth, where=where, words=words)
+    first = collection.rank(vectors, depth, where=where, kind=kind, words=words)
     rankings: list[tuple[list[str], np.ndarray]] = []
     for number, (ids, scores) in enumerate(first.queries()):
         best: dict[Any, tuple[str, float]] = {}
@@ -191,7 +195,8 @@ def search_groups(
                 break
             others, own = _without(column, best, where), slice(number, number + 1)
             query = vectors if vectors is None else vectors[own]
-            again = collection.rank(query, depth, where=others, words=words if words is None else words[own])
+            some = words if words is None else words[own]
+            again = collection.rank(query, depth, where=others, kind=kind, words=some)
             ((ids, scores),) = again.queries()
         found = [*best.values()][:k]
         falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
@@ -297,9 +302,9 @@ def search_exactly(
     names: list[pa.Array] = []
 
     def blocks() -> Iterator[np.ndarray]:
-        for block_ids, vectors in collection.batches():
-            names.append(block_ids)
-            yield vectors
+        for batch in collection.scan(["id", "vector"]):
+            names.append(batch["id"])
+            yield matrix(batch["vector"], collection.dimension)
 
     positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
     return Ranking.at(pa.chunked_array(names, pa.string()), positions, scores)

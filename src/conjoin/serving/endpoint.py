@@ -77,6 +77,9 @@ class SearchRequest(Items):
     k: int = Field(10, description="results for each query")
     offset: int = Field(0, description="results that are left out before them: 10 for the second page of 10")
     where: str | None = Field(None, description="a condition on the columns of the collection: price < 50")
+    kind: Literal["image", "text", "both"] | None = Field(
+        None, description="only rows with an image alone, a text alone, or both"
+    )
     weights: dict[Literal["image", "text"], FiniteFloat] | None = Field(
         None, description="of the parts of each item; their weighted sum in place of the model's vector of both"
     )
@@ -142,7 +145,7 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         """Search the collection for each of the items, best first; `row` is what the collection keeps of the row."""
         items, prompt = read(request)
         where = None if request.where is None else check_where(request.where, limits)
-        how = request.model_dump(include={"offset", "weights", "group_by", "min_score", "ranking"})
+        how = request.model_dump(include={"offset", "kind", "weights", "group_by", "min_score", "ranking"})
         results = searcher.search(items, request.k, where=where, prompt=prompt, **how)
         return {"results": [[replace(hit, row=_public(hit)) for hit in hits] for hits in results]}
 

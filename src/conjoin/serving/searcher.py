@@ -20,7 +20,7 @@ from conjoin.retrieval import (
     open_collection,
     search_items,
 )
-from conjoin.retrieval.collection_table import published_at
+from conjoin.retrieval.collection_table import published_version
 from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, weighted_parts
@@ -127,7 +127,7 @@ class Searcher:
             ValueError: It is damaged, or of another model; the version before is searched.
         """
         collection = self.collection
-        if not isinstance(collection, Collection) or published_at(collection.uri) == collection.version:
+        if not isinstance(collection, Collection) or published_version(collection.uri) == collection.version:
             return False
         opened = open_collection(collection.uri, memory=SERVED_BYTES)
         check_model(opened, self.encoder)

@@ -52,14 +52,12 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
         Its name, and the reason.
     """
     from conjoin.hub.load import check_model
-    from conjoin.retrieval.collection_table import open_table, read_metadata
+    from conjoin.retrieval import Collection
 
     if model is not None:
         return model, "as asked for"
-    try:
-        return str(read_metadata(open_table(out))["details"]["model"]), f"which made {out}"
-    except FileNotFoundError:
-        pass
+    if (collection := Collection.newest(out)) is not None:
+        return str(collection.metadata["details"]["model"]), f"which made {out}"
     try:
         check_model(PUBLIC_MODEL)
     except FileNotFoundError as error:
