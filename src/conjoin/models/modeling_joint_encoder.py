@@ -40,8 +40,9 @@ class VLAttentionLayer(GradientCheckpointingLayer):
         self.v_proj = nn.Linear(width, width)
         self.o_proj = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.fc1 = nn.Linear(width, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, width)
+        inner = config.intermediate_size or 4 * width
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
 
     def forward(
         self, hidden: Tensor, key_bias: Tensor, num_queries: int | None = None, return_attention: bool = False

@@ -290,7 +290,7 @@ def _short_prompts(model: MllmRetrieverModel) -> tuple[Prompts, list[Tensor]]:
     is_image = input_ids == image
     image_rows = is_image.flatten().cumsum(0).view_as(input_ids).masked_fill(~is_image, 0)
     features = model.get_input_embeddings()(torch.tensor(words[8:16], device=model.device))
-    levels = min(2, model.config.keep_layers - 1) if config.model_type == "qwen3_vl" else 0
+    levels = min(2, config.get_text_config().num_hidden_layers - 1) if config.model_type == "qwen3_vl" else 0
     side = 2 * config.vision_config.spatial_merge_size if config.model_type.startswith("qwen") else 0
     grids = torch.tensor([[[1, side, side]]] * 2, device=model.device) if side else None
     input_ids, image_rows, *masks = (each.to(model.device) for each in (input_ids, image_rows, *masks))

@@ -39,9 +39,10 @@ def describe_run(recipe: Recipe) -> str:
         lines.append(f"            {count:,} rows do not fill a batch of {batch:,}")
     vision, text = model_args.vision_model_name_or_path, model_args.text_model_name_or_path
     options: Any = model_args.model_init_kwargs or {}
-    if model_args.model_name_or_path is not None:
-        check_is_made(model_args.model_name_or_path)
-        model = empty_model(model_args.model_name_or_path, **options)
+    name = model_args.model_name_or_path
+    if name is not None and name != SAMPLE:
+        check_is_made(name)
+        model = empty_model(name, **options)
         model_args.choose_parameters(model)
     elif SAMPLE in (vision, text) or vision is None or text is None or model_args.model_type is None:
         model, _ = model_args.load()  # small, and in the package; or an error
