@@ -1,9 +1,10 @@
 """What a user of `transformers.Trainer`, peft and sentence-transformers does works, or is refused by name."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
-from datasets import Dataset, load_dataset
+from datasets import Dataset, DatasetDict, load_dataset
 from peft import LoraConfig
 from PIL import Image
 from transformers import AutoModel, CLIPModel, CLIPProcessor, TrainingArguments
@@ -155,7 +156,8 @@ def test_predict_returns_embeddings_labels_and_metrics(trainer):
         expected = made.embed(made.encoder.eval(), made.data_collator([rows[n] for n in range(5)]))
     assert {name: value.shape for name, value in found.predictions.items()} == {"image": (5, 16), "text": (5, 16)}
     np.testing.assert_allclose(found.predictions["text"], expected["text"].numpy(), atol=1e-5)
-    assert found.label_ids[0] == found.label_ids[3] and len(set(found.label_ids)) == 3
+    groups, texts = found.label_ids.T
+    assert groups[0] == groups[3] and len({*groups}) == 3 and len({*texts}) == 5
     rates = {name: value for name, value in found.metrics.items() if "hit_rate" in name}
     evaluated = {name.replace("eval", "test", 1): value for name, value in made.evaluate().items()}
     assert rates.items() <= evaluated.items() and len(rates) == 9
@@ -211,14 +213,124 @@ def test_what_cannot_work_is_refused(trainer, kind, rows, arguments, message):
         trainer(kind, rows, **arguments).train()
 
 
-def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path):
+REFUSED = [
+    ({"batch_eval_metrics": True}, "batch_eval_metrics=True: R@k needs all embeddings"),
+    ({"eval_do_concat_batches": False}, "eval_do_concat_batches=False: R@k needs all embeddings"),
+    ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1: a contrastive loss has no classes to smooth"),
+    ({"include_for_metrics": ["inputs"]}, "compute_metrics gets embeddings and ids, no inputs"),
+    ({"include_num_input_tokens_seen": "all"}, "items are images and texts, not tokens"),
+    ({"remove_unused_columns": True}, "the collator reads whole rows"),
+    ({"train_sampling_strategy": "group_by_length"}, "rows have no length before they are processed"),
+    ({"neftune_noise_alpha": 1.0, "feature_copies": 2}, "neftune_noise_alpha has no effect on stored features"),
+    ({"push_to_hub": True, "hub_strategy": "every_save"}, "hub_strategy='every_save': a checkpoint holds the state"),
+]
+"""Arguments of `TrainingArguments` that have no meaning here."""
+OF_TRAINER = [
+    (
+        {"compute_loss_func": print},
+        "compute_loss_func has no effect here; expected a subclass with its own `loss_terms`",
+    ),
+    ({"model_init": print}, "model_init has no effect here; expected the model itself"),
+    ({"train_dataset": "photos.csv"}, "train_dataset='photos.csv' is a path; expected a dataset: load_dataset"),
+    (
+        {"train_dataset": DatasetDict(train=make_rows(4))},
+        r"train_dataset is a DatasetDict; choose a split: dataset\['tr",
+    ),
+    ({"eval_dataset": "photos.csv"}, "eval_dataset='photos.csv' is a path"),
+    ({"processing_class": None}, "pass processing_class"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda case: next(iter(case), ""))
+def test_a_field_of_the_arguments_that_cannot_work_is_refused_by_name(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RetrievalConfig(str(tmp_path), use_cpu=True, **arguments)
+
+
+@pytest.mark.parametrize(("given", "message"), OF_TRAINER, ids=lambda case: next(iter(case), ""))
+def test_an_argument_of_the_trainer_that_cannot_work_is_refused_by_name(tiny_checkpoints, tmp_path, given, message):
     model, processor = make_encoder(tiny_checkpoints)
-    args = RetrievalConfig(str(tmp_path), **SETTINGS)
-    with pytest.raises(ValueError, match=r"compute_loss_func has no effect here; expected a subclass with its"):
-        ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, compute_loss_func=print)
-    with pytest.raises(ValueError, match="R@k needs all embeddings: leave batch_eval_metrics"):
-        RetrievalConfig(str(tmp_path), batch_eval_metrics=True)
-    with pytest.raises(ValueError, match="pass processing_class"):
-        ContrastiveTrainer(model, args, make_rows(4))
-    with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):
-        ContrastiveTrainer(model, args, make_rows(4), processing_class=processor).evaluate()
+    known = {"train_dataset": make_rows(4), "processing_class": processor}
+    with pytest.raises(ValueError, match=message):
+        ContrastiveTrainer(model, RetrievalConfig(str(tmp_path), **SETTINGS), **known | given)
+
+
+def test_evaluation_has_a_loss_which_may_choose_the_best_model(trainer):
+    rows = make_rows(8)
+    saved = {
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+        "per_device_eval_batch_size": 8,
+    }
+    best = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_loss"}
+    made = trainer(GclTrainer, rows, rows, **saved, **best)
+    first = made.evaluate()["eval_loss"]
+    batch = made.data_collator([rows[index] for index in range(8)])
+    with torch.no_grad():
+        assert first == pytest.approx(made.model.eval()(**batch)["gcl_loss"].item(), abs=1e-5)
+    made.train()
+    found = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
+    assert made.state.best_metric == min(found[1:]) != found[0] and made.evaluate()["eval_loss"] == min(found[1:])
+
+
+class ImagesAndPairs(GclTrainer):
+    """Searches pairs by images."""
+
+    def embed_for_evaluation(self, model, inputs):
+        return {name: value for name, value in self.embed(model, inputs).items() if name != "text"}
+
+
+def test_any_two_views_are_evaluated(trainer):
+    found = trainer(ImagesAndPairs, 8, make_rows(8)).evaluate()
+    assert {"eval_image_to_fused_hit_rate@1", "eval_fused_to_image_hit_rate@1", "eval_loss"} <= found.keys()
+
+
+def transformed():
+    rows = make_rows(8)
+    numbers = Dataset.from_dict({"number": list(range(8))})
+    return numbers.with_transform(
+        lambda batch: {
+            "image": [rows[number]["image"] for number in batch["number"]],
+            "caption": [f"a {number // 2}" for number in batch["number"]],
+        }
+    )
+
+
+CONTAINERS = {
+    "list": list,
+    "columns": lambda rows: {name: [row[name] for row in rows] for name in ("image", "caption")},
+    "pandas": lambda rows: pandas.DataFrame([{name: row[name] for name in ("image", "caption")} for row in rows]),
+    "Dataset": lambda rows: Dataset.from_list(list(rows)),
+    "transform": lambda rows: transformed(),
+    "torch": lambda rows: EpochRows(list(rows)),
+}
+
+
+def test_rows_in_any_container_train_and_are_measured_alike(trainer):
+    rows = [transformed()[number] for number in range(8)]
+    found = {}
+    for name, contain in CONTAINERS.items():
+        made = trainer(GclTrainer, contain(rows), contain(rows), columns={"text": "caption"}, max_steps=1)
+        found[name] = made.evaluate() | {"trained": losses(made)}
+        found[name] = {key: value for key, value in found[name].items() if "hit_rate" in key or key == "trained"}
+    for name, metrics in found.items():
+        assert metrics == found["Dataset"], name
+
+
+@pytest.mark.parametrize("column", ["score", "label"])
+def test_a_grade_is_refused_and_not_taken_for_a_match(trainer, column):
+    rows = Dataset.from_dict({"sentence1": ["a"] * 8, "sentence2": ["b"] * 8, column: [0.0] * 8})
+    with pytest.raises(ValueError, match=f"the column '{column}' grades pairs, and InfoNCE takes every pair"):
+        trainer(QueryContrastiveTrainer, rows)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 1])
+@pytest.mark.parametrize(("kind", "rows"), [(ContrastiveTrainer, 8), (QueryContrastiveTrainer, None)])
+def test_a_batch_without_a_negative_is_an_error(trainer, kind, rows, chunk_size):
+    rows = rows or sentence_rows("query", "positive")
+    with pytest.raises(ValueError, match="no row of the first batch has a negative, so the loss is 0: it has 1 rows;"):
+        trainer(kind, rows, per_device_train_batch_size=1, gradient_cache_chunk_size=chunk_size).train()
+    if kind is ContrastiveTrainer:
+        with pytest.raises(ValueError, match="it has 4 rows of one group; raise"):
+            trainer(kind, make_rows(8, groups=1), gradient_cache_chunk_size=chunk_size).train()

@@ -106,7 +106,10 @@ def test_the_model_of_a_trainer_behaves_as_the_retriever(make, tiny_checkpoints,
     assert seen == [(1, model.config.hidden_size)] * 2 and model.config.model_type == "score_fusion"
     assert isinstance(model.get_input_embeddings(), torch.nn.Embedding) and model.dtype == torch.float32
     model.save_pretrained(tmp_path / "plain")
-    assert load_model(trainer.save_model() or trainer.args.output_dir)[0].config.to_dict().get("use_cache") is None
+    trainer.save_model()
+    saved = load_model(trainer.args.output_dir)[0].config.to_dict()
+    tokens = CLIPModel.from_pretrained(tiny_checkpoints["clip"]).config.text_config.eos_token_id
+    assert "use_cache" not in saved and saved["backbone_config"]["text_config"]["eos_token_id"] == tokens
     trainer.create_model_card(tags="x")
     assert (tmp_path / "out/README.md").is_file() and (tmp_path / "plain/model.safetensors").is_file()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

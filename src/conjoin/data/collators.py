@@ -10,6 +10,8 @@ from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
 
+TEXT_IDS = "text_ids"
+"""The input `(N,)` of a batch of pairs that is equal for equal texts; -1 without a text."""
 MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
 """The integer of each modality in a batch."""
 PAIR_COLUMNS = {"image", "text", "id", "group", "ids", "pairs"}
@@ -49,6 +51,8 @@ class PairCollator:
             items.append(row_item({part: row.get(part) for part in ("image", "text")}, name))
         names = name_rows(rows)
         batch = number_columns(rows, PAIR_COLUMNS) | {"pairs": dict(self.processor(items, ids=ids))}
+        texts = [row.get("text") for row in rows]
+        batch[TEXT_IDS] = torch.tensor([stable_id(text) if isinstance(text, str) else -1 for text in texts])
         return batch if names is None else batch | {"ids": name_ids(names)}
 
 

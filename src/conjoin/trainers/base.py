@@ -1,12 +1,14 @@
 """The base of all trainers: `embed` and `loss_terms` in one forward, in a `Trainer` that keeps its habits."""
 
+import copy
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from inspect import signature
+from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
@@ -17,13 +19,21 @@ from huggingface_hub import HfApi
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import AutoModel, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy
+from transformers import (
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import EvalPrediction, HubStrategy
 
 from conjoin.data import EpochRows, PairCollator
+from conjoin.data.collators import TEXT_IDS
 from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
-from conjoin.evaluation.metrics import integer_labels
 from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, save_model
 from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
 from conjoin.hub.load import MODELS, model_type
@@ -36,7 +46,7 @@ from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.push import model_upload, push
 from conjoin.trainers.features import CachedFeatures, collate_features
-from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
+from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
 from conjoin.trainers.record import write_record
 from conjoin.trainers.sharded import Sharding
@@ -47,6 +57,21 @@ EVAL_KS = (1, 5, 10)
 """The values of k for the hit rates measured in evaluation."""
 BF16 = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _INHERITED = {each.name for each in fields(TrainingArguments)}
+REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "batch_eval_metrics": (lambda value: not value, "R@k needs all embeddings"),
+    "eval_do_concat_batches": (bool, "R@k needs all embeddings"),
+    "label_smoothing_factor": (lambda value: not value, "a contrastive loss has no classes to smooth"),
+    "include_for_metrics": (lambda value: "inputs" not in value, "compute_metrics gets embeddings and ids, no inputs"),
+    "include_num_input_tokens_seen": (lambda value: value in (False, "no"), "items are images and texts, not tokens"),
+    "remove_unused_columns": (lambda value: not value, "the collator reads whole rows"),
+    "train_sampling_strategy": (
+        lambda value: value != "group_by_length",
+        "rows have no length before they are processed; see gradient_cache_chunk_tokens",
+    ),
+}
+"""The arguments of `TrainingArguments` that cannot work here: the values that are accepted, and why."""
+NO_EFFECT = {"compute_loss_func": "a subclass with its own `loss_terms`", "model_init": "the model itself"}
+"""The arguments of `Trainer` that cannot work here, and what to use."""
 _LAST_FILE = "trainer_state.json"
 """What transformers writes into a checkpoint last."""
 
@@ -152,8 +177,7 @@ class RetrievalConfig(TrainingArguments):
                 f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
                 "model to push; expected 'end', which pushes the trained model"
             )
-        if self.batch_eval_metrics or not self.eval_do_concat_batches:
-            raise ValueError("R@k needs all embeddings: leave batch_eval_metrics and eval_do_concat_batches alone")
+        self._refuse()
         for each in fields(self):
             value: Any = vars(self).get(each.name)
             if get_origin(each.type) is Literal and value not in get_args(each.type):
@@ -163,6 +187,16 @@ class RetrievalConfig(TrainingArguments):
         self.matryoshka_dims = dims = list(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
+
+    def _refuse(self) -> None:
+        """Refuse what cannot work here."""
+        for name, (accepts, reason) in REFUSED.items():
+            if not accepts(vars(self)[name]):
+                raise ValueError(f"{name}={vars(self)[name]!r}: {reason}")
+        if self.neftune_noise_alpha is not None and self.feature_copies:
+            raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
+        if self.torch_compile and (self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens):
+            logger.warning("torch_compile has no effect on the steps of the gradient cache")
 
     def _divide_batch(self, given: int | None) -> None:
         """Set the rows of each process, of which a caller may have given a number, by `global_batch_size`."""
@@ -227,6 +261,11 @@ class Step(nn.Module):
             if name.startswith("_"):
                 raise
             return getattr(super().__getattr__("encoder"), name)
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """A copy of the retriever's configuration, in which transformers sets tokens and `use_cache`."""
+        return copy.deepcopy(self.encoder.config)
 
     def forward(self, **inputs: Any) -> Any:
         """Return the loss terms of a batch, which has parts; of a processor's output, what the retriever returns."""
@@ -311,6 +350,8 @@ class RetrievalTrainer(Trainer):
     needed_columns: ClassVar[tuple[str, ...]] = ("image", "text")
     same_layers: ClassVar[bool] = True
     """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
+    evaluates_loss: bool = True
+    """Whether rows of evaluation have what the loss needs, for `eval_loss`."""
     supports_token_chunks: ClassVar[bool] = True
     """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
     args: RetrievalConfig
@@ -345,8 +386,8 @@ class RetrievalTrainer(Trainer):
             data_collator = data_collator or own
         elif data_collator is None:
             raise ValueError("pass processing_class (the model's processor) or a data_collator")
-        if kwargs.get("compute_loss_func") is not None:
-            raise ValueError("compute_loss_func has no effect here; expected a subclass with its own `loss_terms`")
+        if given := next((name for name in NO_EFFECT if kwargs.get(name) is not None), None):
+            raise ValueError(f"{given} has no effect here; expected {NO_EFFECT[given]}")
         uses_cache = args.gradient_cache_chunk_size or args.gradient_cache_chunk_tokens
         if uses_cache and type(self).compute_loss is not RetrievalTrainer.compute_loss:
             raise ValueError(
@@ -366,8 +407,11 @@ class RetrievalTrainer(Trainer):
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         self._columns = dict(columns or {})
-        train_dataset = self.rename_columns(train_dataset)
-        eval_dataset = self.rename_columns(eval_dataset)
+        self.callers_metrics = kwargs.pop("compute_metrics", None)
+        self.evaluated_rows: Any = None
+        self.was_training = False
+        train_dataset = self.read_rows(train_dataset, "train_dataset")
+        eval_dataset = self.read_rows(eval_dataset, "eval_dataset")
         if args.feature_copies:
 
             def cached(rows: Any, **options: Any) -> Any:
@@ -383,7 +427,6 @@ class RetrievalTrainer(Trainer):
         train_dataset = self.prepare_rows(train_dataset, args)
         if args.dataloader_persistent_workers and isinstance(train_dataset, EpochRows):
             raise ValueError("workers start anew in every epoch of these rows; remove dataloader_persistent_workers")
-        has_cache_flag = "use_cache" in vars(getattr(encoder, "config", encoder))
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
             args=args,
@@ -391,10 +434,9 @@ class RetrievalTrainer(Trainer):
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             data_collator=data_collator,
+            compute_metrics=self.hit_rates,
             **kwargs,
         )
-        if not has_cache_flag:  # transformers sets it, and it would be saved
-            vars(getattr(encoder, "config", encoder)).pop("use_cache", None)
         self.sharding = Sharding(self.accelerator, self.model)
         self.add_callback(self.sharding)
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
@@ -491,25 +533,54 @@ class RetrievalTrainer(Trainer):
         """Return evaluation rows as the trainer reads them."""
         return rows
 
+    def read_rows(self, rows: Any, name: str) -> Any:
+        """Return rows in any container, or each of a dictionary of them, with the columns that this trainer reads.
+
+        Args:
+            rows: A dataset, a list of rows, a dictionary of columns, or a table of pandas.
+            name: Of the argument, for messages.
+
+        Raises:
+            ValueError: It is a path, or a dictionary of splits to train on; or a column is missing.
+        """
+        if isinstance(rows, str | Path):
+            raise ValueError(
+                f"{name}={str(rows)!r} is a path; expected a dataset: load_dataset(..., split='train') or load_pairs"
+            )
+        if isinstance(rows, datasets.DatasetDict | datasets.IterableDatasetDict) and name == "train_dataset":
+            raise ValueError(f"{name} is a {type(rows).__name__}; choose a split: dataset[{next(iter(rows))!r}]")
+        if hasattr(rows, "to_dict") and hasattr(rows, "iloc"):  # of pandas
+            rows = rows.to_dict("list")
+        if isinstance(rows, Mapping) and not {*rows} & {self._columns.get(each, each) for each in self.needed_columns}:
+            return {each: self.read_rows(value, f"{name}[{each!r}]") for each, value in rows.items()}
+        if isinstance(rows, Mapping):
+            rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        return self.rename_columns(rows)
+
     def rename_columns(self, rows: Any) -> Any:
-        """Return rows, or each of a dictionary of them, with the names of columns that this trainer reads.
+        """Return rows with the names of columns that this trainer reads.
 
         Raises:
             ValueError: A column is missing.
         """
-        if isinstance(rows, Mapping):
-            return {name: self.rename_columns(each) for name, each in rows.items()}
-        if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
-            return rows
-        names = rows.column_names or []
+        is_dataset = isinstance(rows, datasets.Dataset | datasets.IterableDataset)
+        transformed = isinstance(rows, datasets.Dataset) and rows.format["type"] == "custom"
+        if transformed or (isinstance(rows, Sequence) and rows):
+            names = [*rows[0]]
+        else:
+            names = (rows.column_names or []) if is_dataset else []
         wanted = {new: self._columns.get(new, new) for new in {*self.needed_columns, *self._columns}}
         missing = sorted((old, new) for new, old in wanted.items() if names and old not in names)
         if missing:
+            made = "the transform makes" if transformed else "the rows have"
             raise ValueError(
-                f"no column {missing[0][0]!r}; the rows have {', '.join(names)}. {type(self).__name__} reads "
+                f"no column {missing[0][0]!r}; {made} {', '.join(names)}. {type(self).__name__} reads "
                 f"{', '.join(self.needed_columns)}: name other columns by columns={{{missing[0][1]!r}: ...}}"
             )
-        return rows.rename_columns({old: new for new, old in wanted.items() if old != new and old in names})
+        changed = {old: new for new, old in wanted.items() if old != new and (old in names or not names)}
+        if is_dataset and not transformed:
+            return rows.rename_columns({old: new for old, new in changed.items() if old in names})
+        return RenamedRows(rows, changed) if changed and rows is not None else rows
 
     # The state of a run
 
@@ -589,6 +660,7 @@ class RetrievalTrainer(Trainer):
         with self.sharding.autocast():
             terms = model(**self._loss_inputs(inputs))
         self._record(terms)
+        self._check_negatives(total_loss(terms), inputs)
         return (total_loss(terms), terms) if return_outputs else total_loss(terms)
 
     def training_step(
@@ -614,9 +686,32 @@ class RetrievalTrainer(Trainer):
             self.args.gradient_cache_chunk_tokens,
         )
         self._record(terms)
+        self._check_negatives(losses[0], inputs)
         if is_distributed() and not self.sharding.fsdp and self.accelerator.sync_gradients:
             average_gradients(self.model)
         return losses[0]
+
+    def _check_negatives(self, loss: Tensor, inputs: Mapping[str, Any]) -> None:
+        """Refuse a first batch without a negative, whose loss is 0.
+
+        Raises:
+            ValueError: It has a single row, or its rows have one id.
+        """
+        if self.state.global_step or loss.item():
+            return
+        ids = inputs.get("ids")
+        rows = self.train_batch_rows(inputs)
+        if rows == 1 or (ids is not None and bool((ids == ids[0]).all())):
+            raise ValueError(
+                f"no row of the first batch has a negative, so the loss is 0: it has {rows} rows"
+                + (" of one group" if rows > 1 else "")
+                + "; raise per_device_train_batch_size, or correct the column group"
+            )
+
+    def train_batch_rows(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of rows of a batch."""
+        part = next(part for part in inputs.values() if isinstance(part, Mapping))
+        return len(next(value for value in part.values() if isinstance(value, Tensor)))
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups of their own for `learning_rates`."""
@@ -630,8 +725,9 @@ class RetrievalTrainer(Trainer):
         return optimizer
 
     def _loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Drop the ids unless `mask_false_negatives` is set."""
-        return {name: value for name, value in inputs.items() if name != "ids" or self.args.mask_false_negatives}
+        """Drop the ids unless `mask_false_negatives` is set, and what only evaluation reads."""
+        dropped = {TEXT_IDS} if self.args.mask_false_negatives else {TEXT_IDS, "ids"}
+        return {name: value for name, value in inputs.items() if name not in dropped}
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the matrices only: no decay for biases, norms, the CLS token or a learned temperature."""
@@ -663,11 +759,12 @@ class RetrievalTrainer(Trainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(rows, str):
             rows = self.eval_dataset[rows]  # type: ignore[index]
-        if not isinstance(rows, Dataset | datasets.Dataset):
+        if not isinstance(rows, Dataset | datasets.Dataset | Sequence | Mapping) and not hasattr(rows, "iloc"):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(rows).__name__}")
         known = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
         if not any(rows is each for each in (*known, self.eval_dataset)):
-            rows = self.rename_columns(rows)
+            rows = self.read_rows(rows, "eval_dataset")
+        self.evaluated_rows, self.was_training = rows, self.model.training
         loader = DataLoader(
             self.prepare_evaluation_rows(rows),
             batch_size=self.args.eval_batch_size,
@@ -683,58 +780,73 @@ class RetrievalTrainer(Trainer):
     @torch.no_grad()
     def prediction_step(  # type: ignore[override]
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[None, dict[str, Tensor], Tensor]:
-        """Return the embeddings `{name: (N, D)}` of a batch, and the ids of its rows `(N,)`, -1 without."""
+    ) -> tuple[Tensor | None, dict[str, Tensor] | None, Tensor | None]:
+        """Return the loss of a batch, its embeddings `{name: (N, D)}`, and the ids of its rows and texts `(N, 2)`.
+
+        An id is -1 where rows have none. The loss is that of the rows as a batch of training.
+        """
         inputs = self._prepare_inputs(inputs)
-        ids = inputs.pop("ids", None)
+        self.model.eval()
+        loss = None
+        if self.evaluates_loss:
+            state = RandomState(self.args.device)  # training draws the same numbers with and without evaluation
+            with self.accelerator.autocast():
+                loss = total_loss(self.model(**self._loss_inputs(inputs))).mean()
+            state.restore()
+        if prediction_loss_only:
+            return loss, None, None
+        names = [inputs.pop(name, None) for name in ("ids", TEXT_IDS)]
         with self.accelerator.autocast():
             embeddings = self.model.encode(**inputs)
         first = next(iter(embeddings.values()))
-        return None, embeddings, first.new_full((len(first),), -1, dtype=torch.long) if ids is None else ids
+        none = first.new_full((len(first),), -1, dtype=torch.long)
+        names = [none if each is None or len(each) != len(first) else each for each in names]
+        return loss, embeddings, torch.stack(names, dim=1)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """Return what a loop runs. A `Step` that accelerate prepared for evaluation would never be wrapped by DDP."""
-        return super()._wrap_model(model, training, dataloader) if training or self.sharding.fsdp else self.encoder
-
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Embed a whole evaluation set, and measure hit rates in both directions; ties count as misses.
-
-        Rows of one group, and rows of the same text, are right answers for one another. The metrics are
-        `{prefix}_{query}_to_{candidate}_hit_rate@{k}`, `{prefix}_mean_hit_rate@{k}`, and what `compute_metrics`
-        returns for an `EvalPrediction` of the embeddings by name and the ids of the rows.
-        """
-        if self.sharding.fsdp and not self.accelerator._models:  # accelerate shards a model beside its optimizer alone
+        if training or not self.sharding.fsdp:
+            return super()._wrap_model(model, training, dataloader) if training else self.encoder
+        if not self.accelerator._models:  # accelerate shards a model beside its optimizer alone
             self.model, self.optimizer = self.accelerator.prepare(self.model, self.create_optimizer())
             self.sharding.on_train_begin(self.args, self.state, self.control)
-        was_training = self.model.training
-        self.model.eval()
-        output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
-        self.model.train(was_training)
-        found, ids, metrics = (cast("Any", each) for each in output[:3])
+        return super()._wrap_model(self.model, training, dataloader)
+
+    def hit_rates(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Return the hit rates of an evaluation set, by both directions; ties count as misses.
+
+        Rows of one group, and rows of the same text, are right answers for one another. The metrics are
+        `{query}_to_{candidate}_hit_rate@{k}`, `mean_hit_rate@{k}`, and what the caller's `compute_metrics` returns for
+        an `EvalPrediction` of the embeddings by name and the ids of the rows.
+        """
+        found, labels = cast("Any", prediction.predictions), cast("Any", prediction.label_ids)
         embeddings = {name: torch.from_numpy(rows).to(self.args.device).float() for name, rows in found.items()}
-        labels = torch.from_numpy(np.where(ids < 0, -1 - np.arange(len(ids)), ids)).to(self.args.device)
-        ranks = self._rank(embeddings, labels, dataloader.dataset)
+        alone = -1 - np.arange(len(labels))
+        ids, texts = (
+            torch.from_numpy(np.where(column < 0, alone, column)).to(self.args.device) for column in labels.T
+        )
+        ranks = self._rank(embeddings, ids, texts)
+        metrics: dict[str, float] = {}
         for k in EVAL_KS:
             hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
-            metrics |= {f"{metric_key_prefix}_{name}_hit_rate@{k}": rate for name, rate in hits.items()}
-            metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
-        return output
+            metrics |= {f"{name}_hit_rate@{k}": rate for name, rate in hits.items()}
+            metrics[f"mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
+        self.model.train(self.was_training)
+        if self.callers_metrics is not None:
+            prediction.label_ids = labels[:, 0]
+            metrics |= self.callers_metrics(prediction)
+        return metrics
 
-    def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
+    def _rank(self, embeddings: Mapping[str, Tensor], ids: Tensor, texts: Tensor) -> dict[str, Tensor]:
         """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
-        texts = getattr(dataset, "first_texts", None)
-        if isinstance(dataset, datasets.Dataset) and "text" in dataset.column_names:
-            texts = integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])
-        pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
-        same = None if texts is None else (texts, texts)
-        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}
+        views = [name for name in ("image", "text") if name in embeddings]
+        views = views if len(views) == 2 else list(embeddings)
+        firsts = getattr(self.evaluated_rows, "first_texts", None)  # of stored features
+        texts = texts if firsts is None else firsts
+        return {
+            f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], ids, ids, texts=(texts, texts))
+            for a, b in permutations(views, 2)
+        }
 
     # Saving
 
@@ -813,6 +925,24 @@ def call_loss(loss: nn.Module, given: Mapping[str, Tensor]) -> Any:
                 f"{type(loss).__name__} takes {each.name!r}, which the batch lacks; it has {', '.join(given)}"
             )
     return loss(**{each.name: given[each.name] for each in named if each.name in given})
+
+
+class RenamedRows(Dataset[dict[str, Any]]):
+    """Rows with other names of columns: those of a list, of a transform, or of a dataset of torch.
+
+    Args:
+        rows: Rows with a length.
+        names: The new name of each column that has another.
+    """
+
+    def __init__(self, rows: Any, names: Mapping[str, str]) -> None:
+        self.rows, self.names = rows, dict(names)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {self.names.get(name, name): value for name, value in self.rows[index].items()}
 
 
 def load_trainable(

@@ -101,6 +101,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         if self.args.distill_weight and self.args.teacher_cache is None:
             self.teacher = self._freeze(teacher)
         elif self.args.distill_weight:
+            self.evaluates_loss = False  # the cache has the states of the training rows alone
             rows: Any = self.train_dataset
             rows.rows = datasets.concatenate_datasets([rows.rows, self._cached_states(teacher)], axis=1)
 

@@ -24,6 +24,8 @@ PARTS = ("queries", "positives", "negatives")
 """The parts of a batch; each part is the processor's output for some items."""
 SENTENCE_COLUMNS = {"anchor": "query", "sentence1": "query", "sentence2": "positive"}
 """Names of columns in the data sets of sentence-transformers; `negative`, `negative_1` ... become `negatives`."""
+GRADES = ("score", "label", "labels")
+"""Columns of sentence-transformers that say how well a pair matches."""
 NEGATIVE = r"negative(_\d+)?"
 
 
@@ -105,6 +107,11 @@ class QueryCandidateTrainer(RetrievalTrainer):
         """Return rows with the names of columns that this trainer reads."""
         if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
             names = rows.column_names or []
+            if grades := [name for name in GRADES if name in names and name not in self._columns.values()]:
+                raise ValueError(
+                    f"the column {grades[0]!r} grades pairs, and InfoNCE takes every pair as a match: keep the rows "
+                    f"that match, rows.filter(lambda row: row[{grades[0]!r}] > 0.5), and remove the column"
+                )
             known = {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
             rows, several = rows.rename_columns(known), [name for name in names if re.fullmatch(NEGATIVE, name)]
             several.sort(key=lambda name: int(name.partition("_")[2] or 0))
@@ -122,14 +129,14 @@ class QueryCandidateTrainer(RetrievalTrainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Build batches; with `mask_false_negatives`, of rows with different positives, if the rows have an order."""
         rows = self.train_dataset
-        if not isinstance(rows, QueryRows):
+        if not isinstance(rows, QueryRows) or self.args.train_sampling_strategy == "sequential":
             return super().get_train_dataloader()
         sampler = RetrievalBatchSampler(
             positives_of(rows) if self.args.mask_false_negatives else range(len(rows)),
             self._train_batch_size,
             sources_of(rows) if self.args.one_dataset_per_batch else None,
             processes=self.args.world_size,
-            seed=self.args.seed,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             repeats=repeats_of(rows),
         )
         self.epochs.followers = [rows, sampler]  # accelerate does not set the epoch of a sampler after a resume
@@ -139,6 +146,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
         )
         return self.accelerator.prepare(loader)
 
@@ -146,19 +154,19 @@ class QueryCandidateTrainer(RetrievalTrainer):
         """Return the rows with their random choices seeded, without negatives."""
         return QueryRows(rows, self.args.seed, negatives=False)
 
-    def _rank(self, embeddings: Mapping[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:
+    def _rank(self, embeddings: Mapping[str, Tensor], ids: Tensor, texts: Tensor) -> dict[str, Tensor]:
         """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
-        row_labels = labels.tolist()
-        first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
+        labels = ids.tolist()
+        first = {label: row for row, label in reversed(list(enumerate(labels)))}
         candidates = {label: index for index, label in enumerate(first)}
-        known = getattr(dataset.rows, "positives", [()] * len(row_labels))
+        known = getattr(self.evaluated_rows, "positives", [()] * len(labels))
         pairs = [
             (row, candidates[label])
-            for row, (drawn, names) in enumerate(zip(row_labels, known, strict=True))
+            for row, (drawn, names) in enumerate(zip(labels, known, strict=True))
             for label in {drawn, *(stable_id(str(name)) for name in names)} & candidates.keys()
         ]
-        chosen = torch.tensor(list(first.values()), device=labels.device)
-        right = torch.tensor(pairs, device=labels.device)
+        chosen = torch.tensor(list(first.values()), device=ids.device)
+        right = torch.tensor(pairs, device=ids.device)
         return {"query_to_candidate": ranks_of_pairs(embeddings["query"], embeddings["candidate"][chosen], right)}
 
 

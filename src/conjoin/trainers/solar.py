@@ -560,6 +560,7 @@ class SolarStage2Trainer(SolarTrainer):
     """
 
     config_class = SolarStage2Config
+    evaluates_loss = False  # rows of evaluation have no constructed or mined samples
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
