@@ -790,8 +790,12 @@ class RetrievalTrainer(Trainer):
         loss = None
         if self.evaluates_loss:
             state = RandomState(self.args.device)  # training draws the same numbers with and without evaluation
-            with self.accelerator.autocast():
-                loss = total_loss(self.model(**self._loss_inputs(inputs))).mean()
+            try:
+                with self.accelerator.autocast():
+                    loss = total_loss(self.model(**self._loss_inputs(inputs))).mean()
+            except ValueError as error:  # the rows lack what only the loss reads
+                self.evaluates_loss = False
+                logger.warning("evaluation has no eval_loss: %s", error)
             state.restore()
         if prediction_loss_only:
             return loss, None, None
