@@ -24,7 +24,7 @@ COMMANDS = {
     "export": "write a model as a folder that other programs load",
     "push": "push a model, a collection, a dataset, a metric or a search app to the Hub",
     "verify": "compare the files of collections and models with their checksums",
-    "evaluate": "evaluate a model on a benchmark",
+    "evaluate": "evaluate a model on a benchmark, or a collection on queries",
     "mteb": "evaluate a model on tasks of MTEB",
     "data compose-queries": "compose queries of several conditions from a catalogue of products",
     "explain": "show which patches and words an image and a text share",

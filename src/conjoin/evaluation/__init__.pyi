@@ -5,6 +5,7 @@ from conjoin.evaluation.benchmark import (
     evaluate_cells as evaluate_cells,
     make_report as make_report,
 )
+from conjoin.evaluation.collection import evaluate_collection as evaluate_collection
 from conjoin.evaluation.metrics import (
     best_ranks as best_ranks,
     bootstrap_ci as bootstrap_ci,
