@@ -116,6 +116,8 @@ class Collection(Searchable):
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
             self._held = *self._sorted_vectors(), choose_device()
+        if self._memory and self.has_words:
+            _ = self.words
 
     @property
     def folder(self) -> Path | None:
@@ -144,7 +146,7 @@ class Collection(Searchable):
     @property
     def has_words(self) -> bool:  # type: ignore[override]
         """Whether the default ranking also compares words: up to `MOST_WORDS` rows, it reads them in seconds."""
-        return len(self) <= MOST_WORDS
+        return 0 < len(self) <= MOST_WORDS
 
     @cached_property
     def words(self) -> WordIndex:

@@ -25,6 +25,8 @@ _EXACT, _PLURAL, _BEGINNING = 1.0, 0.95, 0.85
 """Credits of words that match a word of the query; a mistyped one has the share of its letters that are right."""
 _ONE_EDIT, _TWO_EDITS, _PREFIX = 4, 8, 4
 """Letters from which on a word may be mistyped once or twice, and may be the beginning of another."""
+_MOST_WORDS, _LONGEST = 32, 40
+"""Words of a query that are read, and letters in which a space is sought: a stranger may send many."""
 
 
 def words_of(text: str) -> list[str]:
@@ -78,7 +80,6 @@ class WordIndex:
         rows = np.repeat(np.arange(len(self.ids), dtype=np.int32), np.concatenate(counts))
         shape = len(self.words), len(self.ids)
         self._rows = sparse.csr_array((np.ones(len(rows), bool), (np.asarray(encoded.indices), rows)), shape=shape)
-        self._known = {*self.words.to_pylist()} - {""}
         is_long = pc.greater_equal(pc.utf8_length(self.words), _ONE_EDIT - 1)
         self._typed = np.flatnonzero(pc.and_not(is_long, pc.match_substring_regex(self.words, "[0-9]")))
         self._letters = _counts_of_bytes(self.words.take(pa.array(self._typed)))
@@ -95,7 +96,7 @@ class WordIndex:
             for place in sorted(found, key=found.__getitem__):
                 credit[self._rows.indices[self._rows.indptr[place] : self._rows.indptr[place + 1]]] = found[place]
             count = np.count_nonzero(credit)
-            weight = np.log(1 + len(scores) / max(count, 0.5))
+            weight = np.log(1 + len(scores) / (count or 0.5))
             if not count:  # it may be "a" or "for" of a sentence
                 weight *= min(1, (len(word.encode()) - 1) / 4)
             total += weight
@@ -106,15 +107,19 @@ class WordIndex:
     def _read(self, query: str) -> dict[str, dict[int, float]]:
         """The words of a query with what they match; where one is unknown, a space may be wrong."""
         read: list[tuple[str, dict[int, float]]] = []
-        for word in words_of(query):
+        for word in dict.fromkeys(words_of(query)[:_MOST_WORDS]):
             read.append((word, self.matches(word)))
             for count in (2, 1):
                 last = read[-count:]
-                if all(word in self._known for word, _ in last) or (count == 1 and last[0][1]):
-                    continue
                 letters = "".join(word for word, _ in last)
-                cuts = [(letters[:place], letters[place:]) for place in range(count % 2, len(letters))]
-                cuts = [cut for cut in cuts if self._known.issuperset(filter(None, cut)) and max(map(len, cut)) > 2]
+                is_read = all(_EXACT in found.values() for _, found in last) or (count == 1 and last[0][1])
+                if is_read or len(letters) > _LONGEST:
+                    continue
+                cuts = [[letters[:place], letters[place:]] for place in range(count % 2, len(letters))]
+                parts = pa.array([part or letters for cut in cuts for part in cut], pa.string())
+                known = pc.is_in(parts, value_set=self.words)
+                left, right = np.asarray(known).reshape(-1, 2).T
+                cuts = [cut for cut, both in zip(cuts, left & right, strict=True) if both and max(map(len, cut)) > 2]
                 if cuts:
                     best = max(cuts, key=lambda cut: max(map(len, cut)))
                     read[-count:] = [(part, self.matches(part)) for part in best if part]
@@ -205,7 +210,8 @@ def edit_distance(one: str, two: str, most: int) -> int:
     """How many letters are changed, missing, added, or swapped with their neighbour; `most + 1` for more than most."""
     if abs(len(one) - len(two)) > most:
         return most + 1
-    before, row = [], [*range(len(two) + 1)]
+    before: list[int] = []
+    row = [*range(len(two) + 1)]
     for i, letter in enumerate(one, 1):
         older, before, row = before, row, [i]
         for j, other in enumerate(two, 1):
