@@ -108,7 +108,8 @@ def compress(
     Raises:
         ValueError: There are too few pairs, or a depth is not less than the model's.
     """
-    depth, device, split = model.config.keep_layers, choose_device(options.device), len(pairs) - options.held_out
+    depth, device = model.config.get_text_config().num_hidden_layers, choose_device(options.device)
+    split = len(pairs) - options.held_out
     if split < options.batch_size:
         raise ValueError(f"{split} of {len(pairs)} pairs are not held out; expected a batch of {options.batch_size}")
     if max(options.layers) >= depth:

@@ -118,7 +118,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
             settings = {each: getattr(student.config, each) for each in ("readout", "position_mode")}
             ret_token = self.processing_class.ret_token or "[RET]"  # type: ignore[union-attr]
             whole = mllm_model(name, ret_token=ret_token, dtype=student.dtype, **settings)
-        depths = [each.config.keep_layers for each in (student, whole)]
+        depths = [each.config.get_text_config().num_hidden_layers for each in (student, whole)]
         widths = [each.config.get_text_config().hidden_size for each in (student, whole)]
         if depths[0] >= depths[1] or widths[0] != widths[1]:
             raise ValueError(

@@ -135,7 +135,7 @@ class ModelArguments:
         else:
             model, processor = self._composed()
         if self.max_text_length is not None:
-            processor.max_text_length = self.max_text_length  # type: ignore[assignment]  # of a saved model, too
+            processor.max_text_length = self.max_text_length  # of a saved model, too
         if self.input_type is not None:
             processor.input_type = check_processor_type(self.input_type)
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
@@ -451,7 +451,7 @@ def load_recipe(
         if not found:
             raise ValueError(f"{where}{SOURCES[column]}: its `sources` name no value of the {column}")
         values |= {key: values[key] | new if isinstance(new, dict) else new for key, new in found.items()}
-    name = flags.trainer or named or trainer
+    name: Any = flags.trainer or named or trainer
     if name not in TRAINERS and config_class is None:
         raise ValueError(f"{where}trainer={name!r}; expected one of {', '.join(TRAINERS)}")
     if trainer is not None and name != trainer:
