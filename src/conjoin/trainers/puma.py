@@ -103,7 +103,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         elif self.args.distill_weight:
             self.evaluates_loss = False  # the cache has the states of the training rows alone
             rows: Any = self.train_dataset
-            rows.rows = datasets.concatenate_datasets([rows.rows, self._cached_states(teacher)], axis=1)
+            states = self._cached_states(teacher)  # `rows.rows` may be texts after it
+            rows.rows = datasets.concatenate_datasets([rows.rows, states], axis=1)
 
     def _freeze(self, whole: MllmRetrieverModel | None) -> nn.Module:
         """Return the frozen teacher: the whole un-pruned model, or the list of layers that the student lacks."""
