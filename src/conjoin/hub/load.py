@@ -187,7 +187,8 @@ def merge_adapter(model: Any, path: str | Path, revision: str | None = None) -> 
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
     adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(path), revision=revision))
-    weights = load_peft_weights(str(path), device="cpu", **({} if revision is None else {"revision": revision}))
+    where: dict[str, Any] = {} if revision is None else {"revision": revision}
+    weights = load_peft_weights(str(path), device="cpu", **where)
     report: Any = set_peft_model_state_dict(adapted, weights)
     wrong = [name for name in report.missing_keys if "lora_" in name] + report.unexpected_keys
     if wrong:

@@ -206,9 +206,10 @@ def _fit_length(part: Transformer) -> None:
     if positions < 1 or not any("position" in name for name in tables):
         return
     problem: Exception | None = None
-    first = min(positions, part.tokenizer.model_max_length)
+    words: Any = part.tokenizer
+    first = min(positions, words.model_max_length)
     for limit in (first, positions - (part.config.get_text_config().pad_token_id or 0) - 1):
-        part.tokenizer.model_max_length = limit
+        words.model_max_length = limit
         try:
             with torch.inference_mode():
                 part(part.preprocess(["a " * (limit + 1)]))
@@ -290,7 +291,7 @@ class SentenceProcessor:
         self.is_joint = "image,text" in self.takes
         if {"image", "text"} <= self.takes:
             self.takes.add("image,text")
-        self.prompts: dict[str, str] = {**model.prompts}
+        self.prompts: dict[str, Any] = {**model.prompts}
         held = [vars(module).get(name) for module in model.modules() for name in ("processor", "tokenizer")]
         self.digest = settings_digest({"parts": [part_digest(part) for part in held if part is not None]})
 
