@@ -331,9 +331,8 @@ class Collection(Searchable):
         """Rank the first rows by words, and those by vectors if there are any, by the sum of their scores."""
         index = self.words
         among = None if where is None else np.isin(index.numbers, self._read(["id"], where)["_rowid"].to_numpy())
-        if queries is None:
-            nearest = [([], np.empty(0, dtype=np.float32))] * len(words)
-        else:
+        nearest: list[tuple[list[str], np.ndarray]] = [([], np.empty(0, dtype=np.float32))] * len(words)
+        if queries is not None:
             nearest = self.rank(queries, max(k, _BY_VECTORS), where=where, exact=exact).queries()
         if len(nearest) != len(words):
             raise ValueError(f"got the words of {len(words)} queries for the vectors of {len(nearest)}")

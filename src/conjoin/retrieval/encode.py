@@ -179,6 +179,7 @@ def write_rows(
     skipped: list[Skipped] = []
     pending: list[tuple[int, Record]] = []
     written = monotonic()
+    collection: Collection | None = None
 
     def write() -> None:
         nonlocal collection, written
