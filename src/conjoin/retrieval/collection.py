@@ -188,6 +188,11 @@ class Collection(Searchable):
         """All ids, in the order of `vectors`."""
         return self.select()
 
+    def batches(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
+        """The ids and the vectors `(n, D)` of all rows, batch by batch."""
+        for batch in self.scan(["id", "vector"]):
+            yield batch["id"], matrix(batch["vector"], self.dimension)
+
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
 

@@ -198,7 +198,8 @@ def write_rows(
 
     length = len(rows) if isinstance(rows, Sized) else None
     bar = progress(total=length, unit="row", desc="encoding", show=show_progress)
-    with Collection.writing(uri) as collection, bar:
+    with Collection.writing(uri) as newest, bar:
+        collection = newest
         if collection is not None:
             if differing := differences(collection.metadata["key"], key):
                 raise ValueError(

@@ -12,7 +12,7 @@ import torch
 from conjoin.constants import RANKINGS, RankBy
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import SystemText, item_parts
-from conjoin.retrieval.collection import Collection, matrix
+from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
@@ -302,9 +302,9 @@ def search_exactly(
     names: list[pa.Array] = []
 
     def blocks() -> Iterator[np.ndarray]:
-        for batch in collection.scan(["id", "vector"]):
-            names.append(batch["id"])
-            yield matrix(batch["vector"], collection.dimension)
+        for block_ids, vectors in collection.batches():
+            names.append(block_ids)
+            yield vectors
 
     positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
     return Ranking.at(pa.chunked_array(names, pa.string()), positions, scores)
