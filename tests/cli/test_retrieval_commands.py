@@ -71,7 +71,7 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, shop, tmp_pa
     rows = [row | {"text": f"a {row['id']}\nsquare " * 9} for row in priced(data)]
     table = write_rows(tmp_path / "table.jsonl", rows)
     encode(*streaming, "--keep", "price", "text", source=table)
-    row = {"image": str(data / "blue.png"), "price": 2, "text": "a blue\nsquare " * 9}
+    row = {"image": str(data / "blue.png"), "price": 2, "text": ("a blue\nsquare " * 9).strip()}
     assert search("-k", 2)["results"][0]["row"] == row
     conjoin("search", shop, "--image", data / "blue.png", "-k", 2)
     header, first, _ = capsys.readouterr().out.splitlines()
