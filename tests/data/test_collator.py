@@ -1,9 +1,12 @@
+import math
+
 import pytest
 import torch
 from PIL import Image
 from transformers import BatchFeature
 
 from conjoin.data import PairCollator
+from conjoin.data.training_rows import positives_of
 from conjoin.processing.item_inputs import parse_items
 
 
@@ -28,3 +31,13 @@ def test_rows_become_items():
     assert len(set(batch["ids"].tolist())) == 3
     with pytest.raises(ValueError, match="row with id 'q7': neither 'image' nor 'text'; its columns are"):
         PairCollator(Processor())([*rows, {"id": "q7", "image": None}])
+
+
+def test_no_value_is_no_group():
+    """Rows whose group is NaN, as pandas writes an empty cell, are not all of one group."""
+    rows = [
+        {"text": "a", "id": n, "group": group} for n, group in enumerate([math.nan, 1.0, math.nan, "N/A", "1", ""])
+    ]
+    ids = PairCollator(lambda items, ids: {})(rows)["ids"].tolist()
+    assert len({*ids}) == 5 and ids[1] == ids[4]
+    assert positives_of([{"positive_id": each["group"]} for each in rows]) == [0, "1", 2, 3, "1", 5]

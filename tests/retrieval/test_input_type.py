@@ -31,12 +31,14 @@ def unit(vectors):
 
 
 @pytest.mark.parametrize("kind", ["joint_encoder", "score_fusion", "token_fusion", "clip", "st-clip"])
-def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pictures):
+def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pictures, caplog):
     if kind == "st-clip":  # takes an image or a text
         query = {"image": [pictures[0], pictures[1]]}
     with pytest.raises(ValueError, match=r"item 'q': 2 images, .* choose input type cat .* or avg .*--input cat"):
-        load_encoder(folders[kind], device="cpu").encode([query], ids=["q"])
+        load_encoder(folders[kind], device="cpu", input_type="seq").encode([query], ids=["q"])
     plain = load_encoder(folders[kind], device="cpu")
+    by_default = plain.encode([query, query], ids=["q", "r"])
+    assert caplog.text.count("is the mean of those of its images") == 1 and "item 'q'" in caplog.text
     averaging = load_encoder(folders[kind], device="cpu", input_type="avg", batch_size=2)
     wanted = plain.encode(apply_input_type(query, "avg"))
     items = ["a text", query, pictures[2], query] if kind != "st-clip" else [pictures[2], query, pictures[3], query]
@@ -44,6 +46,7 @@ def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pic
     np.testing.assert_allclose(found[1], unit(wanted.mean(axis=0)), atol=1e-5)
     np.testing.assert_allclose(found[[0, 2]], plain.encode([items[0], items[2]]), atol=1e-5)
     np.testing.assert_allclose(found[3], found[1], atol=1e-5)
+    np.testing.assert_allclose(by_default[1], found[1], atol=1e-5)
     joined = load_encoder(folders[kind], device="cpu", input_type="cat").encode([query, items[2]])
     np.testing.assert_allclose(joined[0], plain.encode(apply_input_type(query, "cat"))[0], atol=1e-6)
     assert np.abs(joined[0] - found[1]).max() > 1e-3

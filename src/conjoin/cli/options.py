@@ -247,7 +247,7 @@ class EncoderOptions(DeviceOptions):
     Args:
         input: How an item with several images is embedded: seq: images and texts in their order; cat: its images as
             one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as the
-            model was saved, else seq).
+            model was saved, else seq; avg if it takes one image).
         pooling: How a bare checkpoint such as BERT or DINOv2 becomes one vector: the mean of its tokens, the CLS token
             or the last token (models that say it themselves take none).
         preset: Load an MLLM as the published embedder of this name: qwen3_vl_embedding, gme_qwen2_vl or vlm2vec.

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from conjoin.data.cells import as_id
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
@@ -86,11 +87,11 @@ def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
     """
     names, unnamed = [], []
     for index, row in enumerate(rows):
-        kind = "id" if row.get("group") is None else "group"
-        if row.get(kind) is None:
+        group, id_ = as_id(row.get("group")), row.get("id")
+        if group is None and id_ is None:
             unnamed.append(index)
         else:
-            names.append(f"{kind} {row[kind]}")
+            names.append(f"id {id_}" if group is None else f"group {group}")
     if unnamed and names:
         raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
     return names or None

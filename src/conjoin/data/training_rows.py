@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from conjoin.data.cells import as_id
+
 NEGATIVES = ("negatives", "negative_ids", "negative_modalities")
 
 
@@ -85,7 +87,8 @@ def positives_of(rows: Any) -> Sequence[Any]:
     if hasattr(rows, "positives"):
         return rows.positives
     names = _column(rows, "positive_id") or _column(rows, "positive") or [None] * len(rows)
-    return [str(name) if isinstance(name, str | int) else index for index, name in enumerate(names)]
+    known = [name if isinstance(name, list | dict) else as_id(name) for name in names]
+    return [name if isinstance(name, str) else index for index, name in enumerate(known)]
 
 
 def sources_of(rows: Any) -> Sequence[Hashable]:

@@ -1,6 +1,7 @@
 """Items in, vectors out: a model and its processor behind one method."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from conjoin.progress import progress
 from conjoin.retrieval.vectors import check_truncation, truncate
 from conjoin.storage import model_fingerprint, processor_digest
 
+logger = logging.getLogger(__name__)
 OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
 Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
 Role = Literal["query", "document"]
@@ -80,7 +82,7 @@ class ItemEncoder:
         input_type: How an item with several images is embedded: `"seq"` (images and texts in their order, for models
             that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
             `"avg"` (the mean of the embeddings of each image with its text, L2-normalised). None for what the
-            processor was saved with, else `"seq"`.
+            processor was saved with, else `"seq"`; of a model that takes one image, `"avg"`, which the log says.
         truncate_dim: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
         load_options: As for `ModelIdentity`.
     """
@@ -104,7 +106,9 @@ class ItemEncoder:
         self.model: Any = model
         self.processor: Any = processor
         own_type = processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
-        self.input_type = own_type if input_type is None else check_input_type(input_type)
+        takes_one = isinstance(processor, ImageTextProcessor) or getattr(processor, "has_messages", True) is False
+        self._tells_mean = input_type is None and own_type == "seq" and takes_one
+        self.input_type = check_input_type(input_type or ("avg" if self._tells_mean else own_type))
         if own_type != "seq":  # several images are left as they are, since the encoder applies the input type
             self.processor = copy.copy(processor)
             self.processor.input_type = "seq"
@@ -355,6 +359,12 @@ class ItemEncoder:
                     raise named
                 on_unusable(chunk[index], named)
             usable = [position for index, position in enumerate(chunk) if index not in problems]
+            if self._tells_mean and max(counts, default=1) > 1:
+                self._tells_mean, first = False, names[usable[int(np.argmax(counts))]]
+                logger.warning(
+                    "%s takes one image; the vector of an item with several, such as %s, is the mean of those of its "
+                    "images (input type avg)", self.name, first,
+                )  # fmt: skip
             vectors = np.empty((0, 0), dtype=np.float32)
             if usable:
                 known_names = [names[position] for position in usable]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from pydantic_core import to_jsonable_python
 
 from conjoin.retrieval import (
@@ -93,12 +92,6 @@ class Searcher:
         )
         searcher = cls(encoder, opened, limits, prompt, prompt_name)
         _ = encoder.dimension  # the first forward pass is slow
-        several = options.get("input_type") or (opened and opened.model.input_type)
-        if several is None and encoder.input_type == "seq":
-            try:
-                encoder.encode([{"image": [Image.new("RGB", (32, 32))] * 2}])
-            except ValueError:
-                encoder.input_type = "avg"
         return searcher
 
     @property
