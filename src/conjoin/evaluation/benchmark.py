@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from conjoin.data.cells import row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_images import plain_text, row_item
 from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance, triplet_wins
@@ -447,12 +448,8 @@ def kinds_tables(scores: Sequence[CellScores]) -> list[Table]:
         if corpus.lookup is None and not isinstance(corpus.rows, Sized):
             continue  # a stream, which is not read for each result
 
-        def kind(id_: str, corpus: Rows = corpus) -> str:
-            parts = [part for part in PARTS if corpus.row(id_).get(part) is not None]
-            return parts[0] if len(parts) == 1 else "both"
-
-        right = [kind(id_) for ids in each.cell.qrels.values() for id_ in ids]
-        found.append((each, [kind(ids[0]) for ids in each.results.ids if ids], right))
+        right = [str(row_kind(corpus.row(id_))) for ids in each.cell.qrels.values() for id_ in ids]
+        found.append((each, [str(row_kind(corpus.row(ids[0]))) for ids in each.results.ids if ids], right))
     mixed = [(each, first, right) for each, first, right in found if len({*first, *right}) > 1]
     names = [name for name in (*PARTS, "both") if any(name in (*first, *right) for _, first, right in mixed)]
     rows: list[TableRow] = [
