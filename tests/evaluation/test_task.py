@@ -89,7 +89,7 @@ def test_each_query_is_encoded_with_its_instruction(tmp_path):
     corpus = Rows("corpus", [{"id": letter, "text": letter} for letter in "abcd"])
     qrels = {f"2:{n}": ["abcd"[n]] for n in range(4)}
     scores = evaluate_one(letters_encoder(instructed), Cell("t", queries, corpus, qrels), tmp_path)
-    assert sorted(seen) == [("u", "a"), ("u", "c"), ("v", "b"), ("v", "d")]
+    assert sorted(seen) == [("u ", "a"), ("u ", "c"), ("v ", "b"), ("v ", "d")]
     assert scores.ranks.tolist() == [1, 1, 1, 1]
 
 
