@@ -17,10 +17,10 @@ from conjoin.evaluation import (
     Curve,
     Example,
     Headline,
-    Hit,
     Metric,
     Results,
     Shown,
+    ShownHit,
     Table,
     bootstrap_ci,
     picture,
@@ -277,7 +277,8 @@ def _search(runs: DemoRuns, name: str, parts: Parts, query: int, title: str) -> 
     gallery = _Gallery([triplets.items[index] for index in candidates], runs.distractors)
     right = candidates.index(count + query)
     scores = F.normalize(embeddings.float(), dim=1) @ F.normalize(parts[name][query].float(), dim=0)
-    hits = [Hit(gallery[index], float(scores[index]), index == right) for index in scores.topk(5).indices.tolist()]
+    first = scores.topk(5).indices.tolist()
+    hits = [ShownHit(gallery[index], float(scores[index]), index == right) for index in first]
     rank = int((scores >= scores[right]).sum())  # ties count as better
     return Example(_shown(triplets.items[query]), hits, rank, len(gallery), title)
 

@@ -14,11 +14,11 @@ from conjoin.evaluation import (
     Curve,
     Example,
     Headline,
-    Hit,
     Metric,
     Results,
     Score,
     Shown,
+    ShownHit,
     Table,
     format_results,
     format_table,
@@ -34,8 +34,8 @@ SCORE = Metric(0.4512, 0.4012, 0.5012, 0.0271)
 @pytest.fixture
 def results():
     red = picture(Image.new("RGB", (200, 100), "red"))
-    hits = [Hit(Shown(EVIL, red), 0.87, False), Hit(Shown("a red apple"), 0.65, True)]
-    misses = [Hit(Shown(None, red), 0.5, False)]
+    hits = [ShownHit(Shown(EVIL, red), 0.87, False), ShownHit(Shown("a red apple"), 0.65, True)]
+    misses = [ShownHit(Shown(None, red), 0.5, False)]
     return Results(
         title=f"Title {EVIL}",
         summary=f"Summary {EVIL}",
@@ -153,7 +153,7 @@ def test_all_images_of_an_item_are_shown(results, tmp_path):
     assert Shown.from_item({"image": [red, blue]}) == Shown(images=query.images)
     assert Shown.from_item({"image": red, "text": "a"}) == Shown("a", picture(red))
     assert Shown.from_item("a") == Shown("a")
-    results.examples = [Example(query, [Hit(Shown.from_item(blue), 0.5, True)], 1, 2, "title")]
+    results.examples = [Example(query, [ShownHit(Shown.from_item(blue), 0.5, True)], 1, 2, "title")]
     text = render(results, tmp_path)
     shown = text[text.index('class="shown query"') : text.index("</figure>")]
     assert [shown.count(image) for image in query.images] == [1, 1] and "like [1] but [2]" in shown

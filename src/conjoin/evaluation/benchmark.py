@@ -25,11 +25,11 @@ from conjoin.evaluation.report import average, metric_name, random_order, score_
 from conjoin.evaluation.results import (
     Example,
     Headline,
-    Hit,
     Metric,
     Results,
     Score,
     Shown,
+    ShownHit,
     Table,
     TableRow,
     score_ranks,
@@ -252,7 +252,7 @@ class CellScores:
             found = [(name, score, name in cell.qrels[id_]) for name, score in ranked if np.isfinite(score)]
             # as in the ranks, a wrong candidate that ties with a right one comes first
             found.sort(key=lambda hit: hit[1] if hit[2] else hit[1] + tie_tolerance(torch.float32), reverse=True)
-            hits = [Hit(show(name), score, is_right) for name, score, is_right in found[:SHOWN_RESULTS]]
+            hits = [ShownHit(show(name), score, is_right) for name, score, is_right in found[:SHOWN_RESULTS]]
             query = Shown.from_item(cell.queries.item(id_), f"query {id_}")
             rank = int(self.ranks[position]) if any(is_right for _, _, is_right in found) else None
             examples.append(Example(query, hits, rank, int(self.sizes[position]), title or f"{cell.name} · {id_}"))

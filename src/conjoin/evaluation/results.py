@@ -155,7 +155,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Hit:
+class ShownHit:
     """One search result."""
 
     item: Shown
@@ -168,7 +168,7 @@ class Example:
     """One search: the query, its first results, and the rank of the first correct one."""
 
     query: Shown
-    results: list[Hit]
+    results: list[ShownHit]
     rank: int | None
     """Rank of the first correct candidate in the gallery, from 1; None if it is not known, beyond the results."""
     gallery: int
