@@ -49,7 +49,7 @@ def test_types_and_defaults():
         ("search x --weight image", "argument --weight: invalid name_equals_number value: 'image'"),
         ("search x", "nothing to search for: pass --text, --image or both"),
         ("mine d --out x", "nothing to mine by: pass --miner, --miners or both"),
-        ("evaluate m --out x", "the following arguments are required: --benchmark"),
+        ("evaluate m --out x", "a model needs --benchmark NAME, a collection a table of queries"),
         ("copy a b --keep-pictures 0", "--keep-pictures must be at least 1, got 0"),
     ],
 )

@@ -33,19 +33,17 @@ def test_what_pillow_reads_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("only", [None, "image"])
-def test_pictures_that_cannot_be_read_or_have_no_caption_are_rows_at_fault(tmp_path, only, monkeypatch):
+def test_pictures_that_cannot_be_read_are_rows_at_fault(tmp_path, only, monkeypatch):
     monkeypatch.delitem(Image.EXTENSION, ".heic", raising=False)
     draw(tmp_path / "a.png", "red", "red")
     draw(tmp_path / "b.png")
     for name in ("c.HEIC", "d.svg"):
         (tmp_path / name).write_bytes(b"unread")
         (tmp_path / name).with_suffix(".txt").write_text("text")
-    with pytest.raises(
-        ValueError, match=r"row 1 \(id 'b.png'\): the text is missing" if only is None else "HEIC.*heif"
-    ):
+    with pytest.raises(ValueError, match="HEIC.*heif"):
         load_pairs(tmp_path, only=only)
     problems = load_pairs(tmp_path, only=only, on_error="skip")["problem"][:]
-    assert [problem is None for problem in problems] == [True, only == "image", False, False]
+    assert [problem is None for problem in problems] == [True, True, False, False]
     assert "heif" in problems[2] and "convert them to PNG" in problems[3]
 
 
@@ -115,8 +113,7 @@ def test_classes_of_a_dataset(monkeypatch):
     data = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
     assert load_pairs(data)["text"][:] == load_pairs(data)["group"][:] == ["dog", "cat"]
     unlabelled = datasets.Dataset.from_dict(rows | {"label": [1, -1]}, features=datasets.Features(features))
-    with pytest.raises(ValueError, match=r"row 1 \(id '1'\): the text is missing"):
-        load_pairs(unlabelled)
+    assert load_pairs(unlabelled)["text"][:] == ["dog", None]
 
 
 # saved datasets and compressed tables
@@ -147,10 +144,10 @@ def test_save_to_disk(tmp_path):
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_compressed_tables(tmp_path, suffix, streaming):
-    content = {".csv": "id,text\n007,null\n", ".jsonl": '{"id": "007", "text": "null"}\n'}[suffix].encode()
+    content = {".csv": "id,text\n007,001\n", ".jsonl": '{"id": "007", "text": "001"}\n'}[suffix].encode()
     path = tmp_path / f"pairs{suffix}.gz"
     path.write_bytes(gzip.compress(content))
-    assert list(load_pairs(path, only="text", streaming=streaming)) == [{"id": "007", "text": "null"}]
+    assert list(load_pairs(path, only="text", streaming=streaming)) == [{"id": "007", "text": "001"}]
     for broken in (gzip.compress(content)[:-12], content):
         path.write_bytes(broken)
         with pytest.raises(ValueError, match=rf"pairs{suffix}.gz' cannot be read: "):

@@ -110,9 +110,7 @@ def test_from_a_name_a_folder_or_a_loaded_model(name, kind, tiny_checkpoints):
         weights = model.backbone.state_dict()
         assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())
     assert model.vision_model is model.backbone.vision_model and model.text_model is model.backbone.text_model
-    model.resize_token_embeddings(5)  # the source keeps its own weights and configuration
-    assert loaded.config.get_text_config().vocab_size != 5 == model.config.get_text_config().vocab_size
-    assert score_fusion_model(loaded.bfloat16()).dtype == torch.float32
+    assert model.backbone is loaded and score_fusion_model(loaded.bfloat16()).dtype == torch.bfloat16
 
 
 def test_one_tower_is_not_enough(tiny_checkpoints):

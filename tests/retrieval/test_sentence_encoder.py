@@ -117,7 +117,7 @@ def test_a_router_sends_queries_and_documents_through_their_sides(tiny_checkpoin
     assert not encoder.is_symmetric
     assert np.abs(encoder.encode_query(TEXTS) - encoder.encode_document(TEXTS)).max() > 0.01
     rows = [{"id": str(row), "text": text} for row, text in enumerate(TEXTS)]
-    result = rank_items(encode_collection(rows, encoder, tmp_path / "c"), encoder, TEXTS[:2], k=4)
+    result = rank_items(encode_collection(rows, encoder, tmp_path / "c"), encoder, TEXTS[:2], k=4, ranking="vectors")
     scores = other.encode_query(TEXTS[:2]) @ other.encode_document(TEXTS).T
     assert result.ids == [[str(row) for row in order] for order in (-scores).argsort(1, kind="stable")]
     np.testing.assert_allclose(result.scores, -np.sort(-scores, 1), atol=1e-5)

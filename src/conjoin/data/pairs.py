@@ -243,7 +243,9 @@ class PairReader:
             cells[columns.text] = pa.array(columns.label.names).take(pc.if_else(pc.less(classes, 0), None, classes))
         if columns.group:
             rows["group"] = pa.array(as_ids(values_of(cells[columns.group]), columns.group), pa.string())
-        owners, texts, no_text, no_image, wrong = pa.array(range(len(ids))), None, set(), set(), {}
+        no_text, no_image = set[int](), set[int]()
+        wrong: dict[int, ItemError] = {}
+        owners, texts = pa.array(range(len(ids))), None
         if columns.text:
             owners, texts, no_text = self._texts([cells[name] for name in (columns.text, *columns.joined)], attempt)
         if columns.picture:

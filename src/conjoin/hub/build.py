@@ -316,6 +316,7 @@ def score_fusion_model(checkpoint: str | Path | nn.Module, **config_kwargs: Any)
             with torch.device("meta"):  # its weights are not needed to know that it has no two towers
                 check_two_towers(AutoModel.from_config(config))
             loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
+            config = loaded.config
     else:
         check_two_towers(loaded)
         config = copy.deepcopy(getattr(loaded, "config", None))

@@ -202,7 +202,10 @@ def merge_adapter(model: Any, path: str | Path, revision: str | None = None) -> 
 def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # noqa: ANN401 - any JSON value
     """The content of a file of a model; None if there is no such file."""
     file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    try:
+        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged: {error}") from error
 
 
 def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:

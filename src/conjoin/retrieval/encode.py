@@ -22,7 +22,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from conjoin.constants import DTYPES
-from conjoin.data.cells import is_missing, row_kind
+from conjoin.data.cells import row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, UniqueIds, check_on_error, id_keys, repeated_id
 from conjoin.data.row_images import row_item
@@ -483,7 +483,7 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
             raise ItemError(
                 name, f'"metadata" holds {column!r}, which cannot be a column: {own}, "." and "`" mean more'
             )
-    return text | {column: None if is_missing(value) else value for column, value in kept.items()}
+    return text | dict(kept)
 
 
 def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], options: EncodeOptions) -> pa.Schema:

@@ -142,7 +142,7 @@ def test_an_instruction_goes_with_every_item(rows, distractors, tmp_path):
     for instruction in ("Represent:", "Other:"):
         seen.clear()
         evaluate(encoder, "symmetric", tmp_path / "out", ALONE, **which, instruction=instruction)
-        assert seen == [instruction] * (12 + 4 + 36 + 40)  # distractors are encoded for each instruction
+        assert seen == [f"{instruction} "] * (12 + 4 + 36 + 40)  # distractors are encoded for each instruction
 
 
 def test_equal_items_in_a_triplet(rows, tmp_path):
