@@ -1,5 +1,7 @@
 """Every method: what moves and is saved, a step of the gradient cache is the plain one, a resumed run the whole."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -87,3 +89,27 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, tiny_checkpoints, mllm_che
             assert torch.equal(a, b), (step, key)
         losses = [[entry["loss"] for entry in t.state.log_history if "loss" in entry] for t in (whole, resumed)]
         assert losses[0][-(6 - step) :] == losses[1][-(6 - step) :]
+
+
+@pytest.mark.parametrize("chunk_size", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "arguments", "idle"),
+    [
+        ("PUMA 1", {"distill_scale": 1e-9}, "distillation_loss has .* raise distill_weight"),
+        ("PUMA 1", {}, None),
+        ("Coral", {"decoder_learning_rate": 1e-9}, "reg_language_own is not below reg_language_other at the end"),
+    ],
+)
+def test_a_term_that_does_not_train_is_said(
+    name, arguments, idle, chunk_size, tiny_checkpoints, mllm_checkpoints, tmp_path, caplog
+):
+    mllm = mllm_checkpoints("qwen2_vl")[0]
+    settings = {"rows": 8, "gradient_cache_chunk_size": chunk_size} | arguments
+    trainer = make_any(name, tiny_checkpoints, mllm, tmp_path, **settings)
+    trainer.train()
+    first, last = trainer.state.log_history[:2]
+    for entry in (first, last):
+        shares = [value for key, value in entry.items() if key.endswith("_share")]
+        assert len(shares) >= 2 and sum(shares) == pytest.approx(1, abs=1e-4)
+    said = [record.getMessage() for record in caplog.records if "raise" in record.getMessage()]
+    assert any(re.search(idle, line) for line in said) if idle else said == []
