@@ -40,7 +40,7 @@ def test_pictures_that_cannot_be_read_are_rows_at_fault(tmp_path, only, monkeypa
     for name in ("c.HEIC", "d.svg"):
         (tmp_path / name).write_bytes(b"unread")
         (tmp_path / name).with_suffix(".txt").write_text("text")
-    with pytest.raises(ValueError, match="HEIC.*heif"):
+    with pytest.raises(ValueError, match=r"HEIC.*heif"):
         load_pairs(tmp_path, only=only)
     problems = load_pairs(tmp_path, only=only, on_error="skip")["problem"][:]
     assert [problem is None for problem in problems] == [True, True, False, False]
