@@ -456,8 +456,8 @@ def kinds_tables(scores: Sequence[CellScores]) -> list[Table]:
         [each.cell.name, *(Metric(seen.count(name) / len(seen)) for name in names for seen in (first, right))]
         for each, first, right in mixed
     ]
-    columns = ["", *(f"{name}, {seen}" for name in names for seen in ("first", "right"))]
-    note = "The share of each kind among the first results and among the right answers, in %."
+    columns = ["", *(column for name in names for column in (name, "(right)"))]
+    note = "The share of each kind among the first results, and beside it among the right answers, in %."
     return [Table("Kinds found", columns, rows, note, len(rows) > MOST_PRINTED)] if rows else []
 
 

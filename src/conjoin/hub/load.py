@@ -118,11 +118,10 @@ def model_kind(path: str | Path, revision: str | None = None) -> Kind:
     """Ask the files of a model what it is.
 
     Returns:
-        * `"own"`, a model of this package, or `"onnx"`, an export of one;
-        * `"embedder"`, a folder of sentence-transformers around an MLLM that the MLLM retriever supports, or
-          `"sentence-transformers"`, any other;
-        * `"adapter"`, adapters of peft without the model that they adapt;
-        * `"mllm"`, a bare MLLM that the MLLM retriever supports, or `"tower"`, any other bare checkpoint.
+        `"own"`, a model of this package, or `"onnx"`, an export of one; `"embedder"`, a folder of
+        sentence-transformers around an MLLM that the MLLM retriever supports, or `"sentence-transformers"`, any other;
+        `"adapter"`, adapters of peft without the model that they adapt; `"mllm"`, a bare MLLM that the MLLM retriever
+        supports, or `"tower"`, any other bare checkpoint.
 
     Raises:
         FileNotFoundError: There is no such model.

@@ -39,7 +39,7 @@ def test_nine_combinations_equal_a_naive_loop(few, tmp_path):
             found = [metrics[f"hit_rate@{k}"].value for k in (1, 5, 10, 50)]
             assert found == pytest.approx([(ranks <= k).mean() for k in (1, 5, 10, 50)]), (setting, query, target)
             assert metrics["hit_rate@10"].chance == pytest.approx(10 / len(pool))
-    assert [table.title.split(":")[0] for table in results.tables] == ["Local", "Global", "Scores"]
+    assert [table.title.split(":")[0] for table in results.tables] == ["Local", "Global", "Scores", "Kinds found"]
     assert results.metrics("emoji triplets")["precision"].chance == 0.5
 
 
