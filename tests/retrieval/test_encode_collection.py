@@ -414,7 +414,7 @@ ERRORS = [
 
 class TestErrors:
     def test_bad_rows(self, small, tmp_path):
-        """What was written before the error stays, and another run goes on from it."""
+        """What was written before the error stays, and another run resumes it."""
         whole = state(encode(tmp_path / "whole").uri)
         for number, (rows, options, message) in enumerate(ERRORS):
             for folder in ("whole", f"new {number}"):

@@ -291,7 +291,7 @@ def check_model(name: str | Path, revision: str | None = None) -> None:
     problem = f"cannot load the model {name!r}: "
     if path.exists():
         if (path / "trainer_state.json").is_file():
-            raise FileNotFoundError(f"{problem}it is a checkpoint of training; `--resume` goes on from it")
+            raise FileNotFoundError(f"{problem}it is a checkpoint of training; `--resume` resumes it")
         raise FileNotFoundError(f"{problem}it is no folder with a file {' or '.join(CONFIGS)}")
     try:
         if not any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
