@@ -266,6 +266,10 @@ class Step(nn.Module):
                 raise
             return getattr(super().__getattr__("encoder"), name)
 
+    def get_input_embeddings(self) -> nn.Module | None:
+        """Return those of the retriever; None under FSDP, which would gather them for their own forward alone."""
+        return None if self.trainer.accelerator.is_fsdp2 else self.encoder.get_input_embeddings()
+
     @property
     def config(self) -> PreTrainedConfig:
         """A copy of the retriever's configuration, in which transformers sets tokens and `use_cache`."""
@@ -443,6 +447,8 @@ class RetrievalTrainer(Trainer):
             compute_metrics=self.hit_rates,
             **kwargs,
         )
+        if self.accelerator.is_fsdp2 and self.args.neftune_noise_alpha is not None:
+            raise ValueError("neftune_noise_alpha has no effect under FSDP")
         self.sharding = Sharding(self.accelerator, self.model)
         self.add_callback(self.sharding)
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
