@@ -1,7 +1,7 @@
 """Does SOLAR earn its place? Its test, its two stages, their ablations and the baselines, on scenes.
 
 A query is a picture of objects and a text that names other objects in part; its positive shares exactly what picture
-and text of the query share (docs/data_card_scenes.md). Every row is trained by the package's own trainers on cached
+and text of the query share (experiments/scenes.md). Every row is trained by the package's own trainers on cached
 features of frozen towers. `--rows` takes names of rows and groups: baselines, solar, ablations (of stage 2, as in
 the paper), mixed-ablations, gcl-ablations, grouped. A row that starts from another trains that first. Each finished
 row and seed is a file in `--out`, so an interrupted call resumes, and calls with other `--rows` may run at the same

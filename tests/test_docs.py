@@ -23,7 +23,9 @@ from conjoin.trainers import load_recipe
 from tiny_commands import variants
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LOG = ROOT / "experiments/LOG.md"
+"""Its commands are those of their day."""
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").glob("*.md")} - {LOG})
 BLOCK = re.compile(r"(<!-- test: compile -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECIPES = sorted(path for path in (ROOT / "training_args").rglob("*.yaml") if path.parent.name != "accelerate")
 RUN_HERE = ("encode", "index", "search", "verify")
@@ -124,7 +126,7 @@ def read(arguments):
 
 
 def test_links_and_named_files_exist():
-    for page in [*PAGES, *(ROOT / "experiments").glob("*.md")]:
+    for page in [*PAGES, LOG]:
         text = page.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"

@@ -20,6 +20,8 @@ OUTSIDE = {
     "experiments/README.md": "experiments/README.md",
     "experiments/CLAIMS.md": "experiments/CLAIMS.md",
     "experiments/LOG.md": "experiments/LOG.md",
+    "experiments/emoji.md": "experiments/emoji.md",
+    "experiments/mini_merit.md": "experiments/mini_merit.md",
     "experiments/scenes.md": "experiments/scenes.md",
     "experiments/results/gcl.svg": "experiments/results/gcl.svg",
 }
