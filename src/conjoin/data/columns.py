@@ -354,24 +354,17 @@ def _share(values: Sequence[Any], test: Callable[[Any], object]) -> float:
     return sum(bool(test(value)) for value in values) / len(values) if values else 0.0
 
 
-def guess_query_columns(
-    available: Sequence[str], columns: ColumnNames | None = None
-) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
-    """Choose the columns of a table of queries by their names, see `QUERY_NAMES`.
+def query_items(available: Sequence[str], named: Mapping[str, str] | None = None) -> dict[str, list[dict[str, str]]]:
+    """Return the columns of the query, the positive and the negatives, `{"whole"?, "text"?, "image"?}`, best first.
 
     Args:
         available: All columns.
-        columns: Those that the caller names, by role: `query`, `query_text`, `positive_image`, `instruction` ...
-
-    Returns:
-        The columns of the query, the positive and the negatives, `{"whole"?, "text"?, "image"?}`; and the others.
+        named: Those that the caller names, by role.
 
     Raises:
-        ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
+        ValueError: A column grades pairs, and the rows have no negatives.
     """
-    roles = [role + end for role in QUERY_NAMES for end in (_ENDINGS.values() if role in _ITEMS else [""])]
-    named = {role: names[0] for role, names in named_columns(columns, available, roles).items() if names}
-    known = {plain_name(name): name for name in reversed(available)}
+    named, known = named or {}, {plain_name(name): name for name in reversed(available)}
     items: dict[str, list[dict[str, str]]] = {}
     for role in _ITEMS:
         stems = QUERY_NAMES[role].split()
@@ -383,6 +376,34 @@ def guess_query_columns(
         found = [{part: known[stem + end] for part, end in _ENDINGS.items() if stem + end in known} for stem in stems]
         given = {part: named[role + end] for part, end in _ENDINGS.items() if role + end in named}
         items[role] = [given] if given else [item for item in found if item]
+    for name in matching(_GRADES, available):
+        if name not in named.values() and not items["negative"]:
+            raise ValueError(
+                f"the column {name!r} grades pairs, and InfoNCE takes every pair as a match: keep those that match, "
+                f"rows.filter(lambda row: row[{name!r}] > 0.5), and remove the column; or give negatives, as "
+                'mine_hard_negatives in sentence-transformers does with output_format="triplet" or "n-tuple"'
+            )
+    return items
+
+
+def guess_query_columns(
+    available: Sequence[str], columns: ColumnNames | None = None
+) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
+    """Choose the columns of a table of queries by their names, see `QUERY_NAMES`.
+
+    Args:
+        available: All columns.
+        columns: Those that the caller names, by role: `query`, `query_text`, `positive_image`, `instruction` ...
+
+    Returns:
+        As `query_items`, with one query and one positive; and the others.
+
+    Raises:
+        ValueError: There is no such role or column, no query or positive, or the rows are labelled pairs.
+    """
+    roles = [role + end for role in QUERY_NAMES for end in (_ENDINGS.values() if role in _ITEMS else [""])]
+    named = {role: names[0] for role, names in named_columns(columns, available, roles).items() if names}
+    items = query_items(available, named)
     for role in ("query", "positive"):
         if not items[role]:
             raise ValueError(
@@ -394,12 +415,6 @@ def guess_query_columns(
                 "%s is read as the %s, not %s; choose by columns", [*items[role][0].values()], role, [*other.values()]
             )
         del items[role][1:]
-    for name in matching(_GRADES, available):
-        if name not in named.values() and not items["negative"]:
-            raise ValueError(
-                f"the column {name!r} grades pairs; expected rows of a query, its positives and its negatives (of "
-                'mine_hard_negatives in sentence-transformers: output_format="triplet" or "n-tuple")'
-            )
     others = {
         role: [named[role]] if role in named else matching(QUERY_NAMES[role].split(), available)
         for role in QUERY_NAMES

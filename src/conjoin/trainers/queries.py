@@ -1,6 +1,5 @@
 """What the trainers on queries and candidates share: their rows, one forward over both, negatives from all devices."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
+from conjoin.data.columns import query_items
 from conjoin.data.training_rows import QueryRows, has_order, positives_of, repeats_of, sources_of
 from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.losses import info_nce
@@ -22,11 +22,6 @@ from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 
 PARTS = ("queries", "positives", "negatives")
 """The parts of a batch; each part is the processor's output for some items."""
-SENTENCE_COLUMNS = {"anchor": "query", "sentence1": "query", "sentence2": "positive"}
-"""Names of columns in the data sets of sentence-transformers; `negative`, `negative_1` ... become `negatives`."""
-GRADES = ("score", "label", "labels")
-"""Columns of sentence-transformers that say how well a pair matches."""
-NEGATIVE = r"negative(_\d+)?"
 
 
 @dataclass
@@ -107,15 +102,11 @@ class QueryCandidateTrainer(RetrievalTrainer):
         """Return rows with the names of columns that this trainer reads."""
         if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
             names = rows.column_names or []
-            if grades := [name for name in GRADES if name in names and name not in self._columns.values()]:
-                raise ValueError(
-                    f"the column {grades[0]!r} grades pairs, and InfoNCE takes every pair as a match: keep the rows "
-                    f"that match, rows.filter(lambda row: row[{grades[0]!r}] > 0.5), and remove the column"
-                )
-            known = {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
-            rows, several = rows.rename_columns(known), [name for name in names if re.fullmatch(NEGATIVE, name)]
-            several.sort(key=lambda name: int(name.partition("_")[2] or 0))
-            if several and "negatives" not in names:
+            items = query_items(names, {role: name for role, name in self._columns.items() if name in names})
+            for role in {*items} & {*self.needed_columns} - {*names, *self._columns}:
+                rows = rows.rename_columns({item["whole"]: role for item in items[role][:1] if "whole" in item})
+            several = [item["whole"] for item in items["negative"] if "whole" in item]
+            if several and not {"negatives", "negative"} & {*self._columns} and several != ["negatives"]:
                 rows = rows.map(
                     lambda row: {"negatives": [row[name] for name in several if row[name] is not None]},
                     remove_columns=several,
