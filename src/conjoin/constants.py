@@ -13,6 +13,8 @@ INDEX_KINDS = ("ivf_flat", "ivf_sq", "ivf_pq", "ivf_rq", "ivf_hnsw_flat", "ivf_h
 RankBy = Literal["default", "vectors", "words"]
 """What a search ranks by: vectors and words, or one of them."""
 RANKINGS = get_args(RankBy)
+Role = Literal["query", "document"]
+"""What an item is in a search."""
 POOLINGS = ("mean", "cls", "last")
 """How the last states of a bare checkpoint become one vector."""
 SOLAR_HEADS = "solar_loss.safetensors"

@@ -110,7 +110,7 @@ def test_what_is_in_the_folder(exported):
 def test_8_bits(exports, tmp_path, monkeypatch):
     """Another model, near the first, in less space."""
     monkeypatch.setattr(onnx_export, "GRAPHS", {"text": "model_text.onnx"})  # one graph, to save time
-    monkeypatch.setattr("conjoin.retrieval.onnx_encoder.GRAPHS", {"text": "model_text.onnx"})
+    monkeypatch.setattr("conjoin.hub.onnx_model.GRAPHS", {"text": "model_text.onnx"})
     _, model, processor = exports("score_fusion")
     expected = ItemEncoder(model, processor)
     encoder = load_encoder(export_onnx(model, processor, tmp_path / "int8", "int8"))

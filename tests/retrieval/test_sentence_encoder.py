@@ -11,8 +11,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 
 from conjoin.hub import export
 from conjoin.hub.build import mllm_model, mllm_processor
+from conjoin.hub.sentence_model import load_sentence_model
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder, rank_items
-from conjoin.retrieval.sentence_model import load_sentence_model
 from tiny_checkpoints import bert_tokenizer
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]

@@ -214,7 +214,7 @@ def test_the_default_model(tmp_path, monkeypatch):
     """A public one if a hub answers, else the sample's towers."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr("conjoin.hub.load.check_model", lambda name: None)
+        patch.setattr("conjoin.hub.folder.check_model", lambda name: None)
         assert choose_model(str(tmp_path / "out"))[0] == PUBLIC_MODEL
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

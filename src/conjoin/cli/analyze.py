@@ -37,7 +37,7 @@ def run(options: Options) -> None:
     """Run the command."""
     from conjoin.devices import choose_device
     from conjoin.evaluation import render_report
-    from conjoin.trainers import load_trainable
+    from conjoin.hub import load_trainable
     from conjoin.trainers.compress import analyse_mllm
 
     device = choose_device(options.device)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from conjoin.constants import Role
 from conjoin.data.cells import row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_images import plain_text, row_item
@@ -38,7 +39,6 @@ from conjoin.evaluation.results import (
 from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.progress import progress
 from conjoin.retrieval import Collection, ItemEncoder, Reranker, encode_collection, rerank, search_exactly
-from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.results import Ranking
 
 PARTS = ("image", "text")

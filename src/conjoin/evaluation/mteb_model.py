@@ -11,8 +11,8 @@ from PIL import Image
 
 from conjoin.evaluation.benchmark import as_prompt
 from conjoin.hub.local_paths import is_local, public_name
+from conjoin.hub.sentence_model import SentenceModel
 from conjoin.retrieval import ItemEncoder
-from conjoin.retrieval.sentence_model import SentenceModel
 
 
 def mteb_model(encoder: ItemEncoder) -> AbsEncoder:

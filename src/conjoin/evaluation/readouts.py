@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from conjoin.constants import SOLAR_HEADS
+from conjoin.models.modeling_towers import TowersOutput
 from conjoin.retrieval import ItemEncoder
-from conjoin.retrieval.encoder import EncoderOutput
 
 TOWERS, HEADS = "towers alone", "with W"
 
@@ -45,7 +45,7 @@ class _Readout(nn.Module):
         self.model, self.config = model, model.config
         self.heads = nn.ParameterList([head.to(model.device) for head in heads])
 
-    def forward(self, **inputs: Any) -> EncoderOutput:  # noqa: ANN401 - of the processor
+    def forward(self, **inputs: Any) -> TowersOutput:  # noqa: ANN401 - of the processor
         output = self.model(**inputs, views=None if self.heads else [], output_tokens=True)
         image, text = output.image_features, output.text_features  # of a row without the part: zeros
         count, device = len(text if image is None else image), self.model.device
@@ -64,4 +64,4 @@ class _Readout(nn.Module):
             if text is not None:
                 tokens = text[:, 1:].float() * inputs["attention_mask"][..., None]
                 vectors[:, sizes[0] :] = F.normalize(tokens.sum(1), dim=1)
-        return EncoderOutput(F.normalize(vectors, dim=1))
+        return TowersOutput(F.normalize(vectors, dim=1))

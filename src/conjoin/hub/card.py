@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainingArguments
 
 import conjoin
-from conjoin.hub.load import MODELS
+from conjoin.hub.folder import MODELS
 from conjoin.hub.local_paths import is_local, public_name, without_paths
 from conjoin.hub.stock import PROCESSORS
 

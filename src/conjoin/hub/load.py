@@ -1,56 +1,82 @@
-"""Loading saved models of this package: always with the installed classes, whatever code lies beside the weights."""
+"""Loading any model: what its folder holds decides how."""
 
-import json
-import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import transformers
-from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, HTTPError, StrictDataclassError
-from safetensors import SafetensorError
-from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
-from transformers.utils import cached_file
+import torch
+from peft import PeftModel
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, PreTrainedModel, ProcessorMixin
 
-from conjoin.constants import SAMPLE_MODEL
-from conjoin.hub.embedder import load_embedder
-from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
+from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
+from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
+from conjoin.hub.folder import MODELS, adapter_base, loading, local_model, model_kind, model_type
+from conjoin.hub.onnx_model import load_onnx_model
+from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor, load_sentence_model, load_tower
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.storage import check_checksums
 
-MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
-    "joint_encoder": (JointEncoderModel, ImageTextProcessor),
-    "mllm_retriever": (MllmRetrieverModel, MllmRetrieverProcessor),
-    "score_fusion": (ScoreFusionModel, ImageTextProcessor),
-    "token_fusion": (TokenFusionModel, ImageTextProcessor),
-}
-"""The classes of each `model_type` of this package."""
-ADAPTER = "adapter_config.json"
 REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
 """What to do about a file that differs from its checksum."""
-CONFIGS = ("config.json", "modules.json", ADAPTER)
-LATE_INTERACTION = "a late-interaction model (ColBERT, ColPali) has a vector for each token, and no one for an item"
-_NO_VECTORS = {
-    "CrossEncoder": "it is a reranker, which scores pairs and gives no vectors; pass it as reranker (--reranker)",
-    "SparseEncoder": "it is a sparse model (SPLADE), with a weight for each word of a vocabulary and no dense vector",
-    "MultiVectorEncoder": LATE_INTERACTION,
-}
-"""What models are whose vectors cannot be searched here, by their class in sentence-transformers."""
-_MODULES = {
-    "SparseEncoder": ("splade", "sparse", "csr"),
-    "MultiVectorEncoder": ("pylate", "colbert", "multivector", "multi_vector"),
-}
-"""Words in the names of modules that only such models have."""
-Kind = Literal["own", "onnx", "embedder", "sentence-transformers", "adapter", "mllm", "tower"]
-TIMEOUT = 5.0
-"""Seconds that the one request to the hub may take."""
+
+
+def load_any(
+    path: str | Path,
+    revision: str | None = None,
+    pooling: str | None = None,
+    preset: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """Load any model and its processor, `model(**processor(items)).embeddings`; its files say how (`model_kind`).
+
+    * A model of this package: with the installed classes, never with code from the folder; its ONNX export with
+      onnxruntime.
+    * A folder of sentence-transformers: around an MLLM as an MLLM retriever (`load_embedder`), else with the library.
+    * Adapters of peft: on the model that they name, which is loaded likewise; they are merged.
+    * An MLLM: as an MLLM retriever, with `preset` or `pooling`.
+    * Another bare checkpoint: with sentence-transformers, two towers by their projections, another model by the
+      pooled output that its class was trained with, or by `pooling`.
+
+    Args:
+        path: A local folder, the name of a repository on the Hub, or `"sample"`: two small towers from pip.
+        revision: Branch, tag or commit of the repository.
+        pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
+        preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.presets()`.
+        trust_remote_code: Run Python code from the folder where a model of another package needs it.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ImportError: The sample is needed and not installed.
+        ValueError: The weights are damaged, the model is no encoder or does not say how it pools, it needs code that
+            is not trusted, or an option does not belong to this kind of model.
+    """
+    path = local_model(path)
+    kind = model_kind(path, revision)
+    given = {name: value for name, value in (("pooling", pooling), ("preset", preset)) if value is not None}
+    says_pooling = kind == "embedder" or preset is not None
+    if given and (kind in ("own", "onnx", "sentence-transformers") or (pooling is not None and says_pooling)):
+        raise ValueError(f"{given}: the model {str(path)!r} says itself how it is read and pools; leave it out")
+    if kind == "own":
+        return load_model(path, revision)
+    if kind == "onnx":
+        return load_onnx_model(path, revision), load_processor(path, revision)
+    check_checksums(Path(path), REMEDY)
+    if kind == "adapter":
+        model, processor = load_any(adapter_base(path, revision), None, pooling, preset, trust_remote_code)
+        with loading(path, revision):
+            merge_adapter(model.body if isinstance(model, SentenceModel) else model, path, revision)
+        return model, processor
+    if preset is not None or kind == "embedder":
+        with loading(path, revision), suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
+            return load_embedder(path, preset=preset, revision=revision)
+    if kind in ("embedder", "sentence-transformers"):
+        return load_sentence_model(path, trust_remote_code, revision)
+    if kind == "mllm" and pooling in ("mean", "last"):
+        with loading(path, revision):
+            return from_mllm(path, revision=revision, readout=pooling)
+    return load_tower(path, pooling, trust_remote_code, revision)
 
 
 def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
@@ -93,86 +119,70 @@ def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTraine
     return model, load_processor(path, revision)
 
 
+def load_trainable(
+    model: str | Path | PreTrainedModel,
+    processor: Any = None,  # noqa: ANN401
+    preset: str | None = None,
+    limits: Mapping[str, Any] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Any, Any]:
+    """Return a model of this package and its processor.
+
+    Args:
+        model: As for `RetrievalTrainer`.
+        processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
+        preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.presets()`.
+        limits: Arguments of `mllm_processor`, such as `max_pixels`.
+        options: For a new model around a name: fields of its configuration, such as `keep_layers`.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ValueError: It cannot be trained.
+    """
+    if isinstance(model, str | Path):
+        name, revision = local_model(model), options.get("revision")
+        kind = model_kind(name, revision)
+        if kind in ("own", "sentence-transformers") and (unread := sorted({*options} - {"revision"})):
+            raise ValueError(
+                f"model_init_kwargs: {unread[0]!r} configures a new model, but {str(model)!r} is a saved one"
+            )
+        if kind == "own":
+            model, own = load_model(name, revision=revision)
+        elif kind == "sentence-transformers":
+            model, own = load_sentence_model(name, revision=revision)
+        elif kind == "embedder" or preset is not None:
+            model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
+        elif kind == "mllm":
+            model, own = from_mllm(name, processor=limits, **options)
+        elif kind == "tower":
+            model = score_fusion_model(name, **options)
+            own = processor or image_text_processor(name, name)
+        else:
+            expected = "the model itself" if kind == "onnx" else "adapters and their model as one (merge-adapter)"
+            raise ValueError(f"{str(model)!r} is an {kind} and cannot be trained; expected {expected}")
+        return model, processor or own
+    if isinstance(model, SentenceTransformer):
+        return SentenceModel(model), processor or SentenceProcessor(model)
+    if isinstance(model, PeftModel):
+        if model.active_peft_config.is_prompt_learning:
+            raise ValueError(
+                f"{model.active_peft_config.peft_type.value} of peft adds prompts; expected adapters (LoRA)"
+            )
+        model = model.get_base_model()  # with its adapters inside
+    name = getattr(model, "name_or_path", "")
+    if getattr(getattr(model, "config", None), "model_type", None) in MODELS:
+        return model, processor or (load_processor(name) if name else None)
+    model = score_fusion_model(model)
+    if processor is None and not name:
+        raise ValueError(f"{type(model.backbone).__name__} has no folder with a processor: pass processing_class")
+    return model, processor or image_text_processor(name, name)
+
+
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:
     """Load the processor of a saved model of this package; raises as `load_model`."""
     _, processor_class = _classes(path, model_type(path, revision))
     with loading(path, revision):
         return processor_class.from_pretrained(path, trust_remote_code=False, revision=revision or "main")
-
-
-def is_own_model(path: str | Path, revision: str | None = None) -> bool:
-    """Whether the configuration at `path` is that of a model of this package.
-
-    Raises:
-        FileNotFoundError: There is no configuration.
-    """
-    return model_type(path, revision) in MODELS
-
-
-def is_embedder(path: str | Path, revision: str | None = None) -> bool:
-    """Whether `path` holds a model of sentence-transformers around an MLLM that the MLLM retriever supports."""
-    return model_kind(path, revision) == "embedder"
-
-
-def model_kind(path: str | Path, revision: str | None = None) -> Kind:
-    """Ask the files of a model what it is.
-
-    Returns:
-        `"own"`, a model of this package, or `"onnx"`, an export of one; `"embedder"`, a folder of
-        sentence-transformers around an MLLM that the MLLM retriever supports, or `"sentence-transformers"`, any other;
-        `"adapter"`, adapters of peft without the model that they adapt; `"mllm"`, a bare MLLM that the MLLM retriever
-        supports, or `"tower"`, any other bare checkpoint.
-
-    Raises:
-        FileNotFoundError: There is no such model.
-        ValueError: It is a reranker, a sparse or a late-interaction model: the message names what it is.
-    """
-    with loading(path, revision):
-        names = ("config_sentence_transformers.json", "modules.json", "config.json")
-        settings, modules, config = (_json(path, name, revision) for name in names)
-        settings, config = ({} if given is None else given for given in (settings, config))
-        made = [*(config.get("architectures") or []), *(str(module["type"]) for module in modules or [])]
-        kind = settings.get("model_type")
-        for name, words in _MODULES.items():
-            if any(word in made_of.lower() for made_of in made for word in words):
-                kind = name
-        scores = (
-            any(name.endswith("ForSequenceClassification") for name in made) and len(config.get("id2label", "")) == 1
-        )
-        if scores and modules is None:
-            kind = "CrossEncoder"
-        if kind in _NO_VECTORS:
-            raise ValueError(_NO_VECTORS[kind])
-    if config.get("model_type") in MODELS:
-        return "onnx" if has_file(path, ONNX_SETTINGS, revision) else "own"
-    is_mllm = config.get("model_type") in ARCHITECTURES
-    if modules is not None:
-        return "embedder" if is_mllm else "sentence-transformers"
-    if not config and has_file(path, ADAPTER, revision):
-        return "adapter"
-    return "mllm" if is_mllm else "tower"
-
-
-def local_model(path: str | Path) -> str | Path:
-    """Return the path of a model; that of `"sample"` is a folder, which `sample_model` makes."""
-    if str(path) != SAMPLE_MODEL:
-        return path
-    from conjoin.hub.sample import sample_model
-
-    return sample_model()
-
-
-def adapter_base(path: str | Path, revision: str | None = None) -> str:
-    """The model that adapters of peft adapt.
-
-    Raises:
-        ValueError: Their files do not name it.
-    """
-    with loading(path, revision):
-        base = (_json(path, ADAPTER, revision) or {}).get("base_model_name_or_path")
-        if not base:
-            raise ValueError(f"{ADAPTER} names no base_model_name_or_path")
-    return str(base)
 
 
 def merge_adapter(model: Any, path: str | Path, revision: str | None = None) -> Any:  # noqa: ANN401 - a module
@@ -198,66 +208,17 @@ def merge_adapter(model: Any, path: str | Path, revision: str | None = None) -> 
     return adapted.merge_and_unload()
 
 
-def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # noqa: ANN401 - any JSON value
-    """The content of a file of a model; None if there is no such file."""
-    file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    try:
-        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{name} is damaged: {error}") from error
-
-
-def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:
-    """Whether a local folder or a repository on the Hub has a file."""
-    if Path(path).is_dir():
-        return (Path(path) / name).is_file()
-    with loading(path, revision):
-        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
-
-
-def model_type(path: str | Path, revision: str | None = None) -> str:
-    """The `model_type` of a saved model's configuration, empty when it names none.
-
-    Args:
-        path: A local folder or the name of a repository on the Hub.
-        revision: Branch, tag or commit of the repository.
-
-    Raises:
-        FileNotFoundError: There is no configuration.
-    """
-    with loading(path, revision):
-        config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-        return str(config.get("model_type", ""))
-
-
-@contextmanager
-def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Name the model in whatever goes wrong while it is loaded.
-
-    Raises:
-        FileNotFoundError: There is no such model, or a part of it is missing.
-        ValueError: It is damaged, its weights are a pickle of code, it is of another kind than expected, or it needs
-            code of its own.
-    """
-    check_model(path, revision)
-    try:
-        yield
-    except OSError as error:
-        where = "" if Path(path).exists() else "from the hub: "
-        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
-    except (SafetensorError, pickle.UnpicklingError) as error:
-        problem = "are truncated or damaged, or a pickle of more than tensors; expected safetensors"
-        raise ValueError(f"the weights of the model {str(path)!r} {problem} ({error})") from error
-    except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
-        problem = f"one of its files is damaged, or its code does not fit transformers {transformers.__version__}"
-        raise ValueError(f"cannot load the model {str(path)!r}: {problem} ({error!r})") from error
-    except ValueError as error:
-        if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
-            raise ValueError(
-                f"the model {str(path)!r} needs Python code from its own folder; to run it, pass "
-                "trust_remote_code=True (on the command line --trust-remote-code)"
-            ) from error
-        raise ValueError(f"cannot load the model {str(path)!r}: {error}") from error
+def export_problem(model: Any) -> str | None:  # noqa: ANN401
+    """Return why a folder that `AutoModel` loads could not hold a score fusion; None if it can."""
+    held = getattr(model, "backbone", None)
+    if not isinstance(model, ScoreFusionModel) or held is None:
+        return None
+    name = type(held).__name__
+    if not isinstance(held, PreTrainedModel):
+        return f"{name} has no configuration of transformers"
+    with torch.device("meta"):
+        plain = AutoModel.from_config(held.config)
+    return None if type(plain) is type(held) else f"AutoModel would build a {type(plain).__name__}, not a {name}"
 
 
 def _classes(path: str | Path, kind: str) -> tuple[type[PreTrainedModel], type[ProcessorMixin]]:
@@ -269,33 +230,3 @@ def _classes(path: str | Path, kind: str) -> tuple[type[PreTrainedModel], type[P
     if kind not in MODELS:
         raise ValueError(f"{str(path)!r} is a {kind}; expected a model of this package, one of {[*MODELS]}")
     return MODELS[kind]
-
-
-def check_model(name: str | Path, revision: str | None = None) -> None:
-    """Refuse the name of a model that cannot be loaded; a folder and a model in the cache need no request.
-
-    Args:
-        name: A local folder or the name of a repository on the hub.
-        revision: Branch, tag or commit of the repository.
-
-    Raises:
-        ValueError: A local folder has no revisions.
-        FileNotFoundError: The folder holds no model; or there is no such folder, and no such repository, or the hub
-            cannot be reached.
-    """
-    path, name = Path(local_model(name)), str(name)
-    if revision is not None and path.exists():
-        raise ValueError(f"revision={revision!r}: {name!r} is on this machine; only a model on the hub has revisions")
-    if any((path / config).is_file() for config in CONFIGS):
-        return
-    problem = f"cannot load the model {name!r}: "
-    if path.exists():
-        if (path / "trainer_state.json").is_file():
-            raise FileNotFoundError(f"{problem}it is a checkpoint of training; `--resume` resumes it")
-        raise FileNotFoundError(f"{problem}it is no folder with a file {' or '.join(CONFIGS)}")
-    try:
-        if not any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
-            HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
-    except (HFValidationError, HTTPError, OSError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FileNotFoundError(f"{problem}there is no such folder, and not on the hub: {reason}") from error

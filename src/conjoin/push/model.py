@@ -6,7 +6,7 @@ from typing import Any
 
 from conjoin.constants import SOLAR_HEADS
 from conjoin.hub.card import has_library_card, render_card
-from conjoin.hub.load import local_model
+from conjoin.hub.folder import local_model
 from conjoin.hub.local_paths import without_paths
 from conjoin.push.commit import Upload
 from conjoin.storage import FOLDER_CHECKSUMS

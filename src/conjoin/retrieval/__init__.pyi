@@ -7,7 +7,7 @@ from conjoin.retrieval.encode import (
 )
 from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
-from conjoin.retrieval.load import load_any as load_any, load_encoder as load_encoder
+from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
 from conjoin.retrieval.mining.mine import (
     Miner as Miner,

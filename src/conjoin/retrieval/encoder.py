@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
+from conjoin.constants import Role
 from conjoin.devices import choose_device, choose_dtype
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
@@ -28,7 +29,6 @@ from conjoin.storage import model_fingerprint, processor_digest
 logger = logging.getLogger(__name__)
 OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
 Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
-Role = Literal["query", "document"]
 ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
 
@@ -57,13 +57,6 @@ def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
     key, details = metadata["key"], metadata["details"]
     input_type = key["input_type"] if details["has_multi_image_items"] else None
     return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"])
-
-
-class EncoderOutput(NamedTuple):
-    """What `ItemEncoder` reads of a model's output: `embeddings` `(N, D)`, and how they were before normalisation."""
-
-    embeddings: torch.Tensor
-    raw: torch.Tensor | None = None
 
 
 class ItemEncoder:
@@ -384,8 +377,8 @@ class ItemEncoder:
     def _embed(self, batch: dict[str, Any], normalize: bool) -> torch.Tensor:
         """The embeddings `(n, D)` of what the processor made of a batch."""
         output = self.model(**send_to_device(batch, self.device))
-        raw = None if normalize else getattr(output, "raw", None)
-        return output.embeddings if raw is None else raw
+        is_raw = not normalize and not isinstance(self.processor, OWN_PROCESSORS)
+        return output.pooler_output if is_raw else output.embeddings
 
     def _forward(
         self, inputs: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], normalize: bool

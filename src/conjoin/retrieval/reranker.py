@@ -9,7 +9,7 @@ import torch
 
 from conjoin.data.row_images import is_interleaved
 from conjoin.devices import choose_device
-from conjoin.hub.load import loading
+from conjoin.hub.folder import loading
 from conjoin.processing.item_inputs import Item, parse_item
 from conjoin.progress import progress
 from conjoin.retrieval.results import Hit, Hits, Ranking

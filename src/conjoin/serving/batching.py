@@ -12,9 +12,9 @@ from conjoin.serving.limits import ItemError
 if TYPE_CHECKING:
     import numpy as np
 
+    from conjoin.constants import Role
     from conjoin.processing import item_error
     from conjoin.retrieval import ItemEncoder
-    from conjoin.retrieval.encoder import Role
 
 
 class BusyError(RuntimeError):

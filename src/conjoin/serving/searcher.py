@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_jsonable_python
 
+from conjoin.constants import Role
 from conjoin.retrieval import (
     Collection,
     Hit,
@@ -20,7 +21,6 @@ from conjoin.retrieval import (
     search_items,
 )
 from conjoin.retrieval.collection_table import published_version
-from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, weighted_parts
 from conjoin.serving.batching import MicroBatcher

@@ -51,7 +51,7 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
     Returns:
         Its name, and the reason.
     """
-    from conjoin.hub.load import check_model
+    from conjoin.hub.folder import check_model
     from conjoin.retrieval import Collection
 
     if model is not None:

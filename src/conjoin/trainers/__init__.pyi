@@ -2,7 +2,6 @@ from .base import (
     RetrievalConfig as RetrievalConfig,
     RetrievalTrainer as RetrievalTrainer,
     TemperatureConfig as TemperatureConfig,
-    load_trainable as load_trainable,
 )
 from .contrastive import (
     ContrastiveConfig as ContrastiveConfig,

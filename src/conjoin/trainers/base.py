@@ -16,31 +16,20 @@ import datasets
 import numpy as np
 import torch
 from huggingface_hub import HfApi
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import (
-    AutoModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ProcessorMixin,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction, HubStrategy
 
 from conjoin.data import EpochRows, PairCollator
 from conjoin.data.collators import TEXT_IDS
 from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
-from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, save_model
-from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
-from conjoin.hub.load import MODELS, model_type
+from conjoin.hub import load_trainable, save_model
+from conjoin.hub.load import export_problem
 from conjoin.losses.gather import is_distributed
 from conjoin.losses.temperature import Temperature
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
@@ -1008,71 +997,6 @@ class RenamedRows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {self.names.get(name, name): value for name, value in self.rows[index].items()}
-
-
-def load_trainable(
-    model: str | Path | PreTrainedModel,
-    processor: Any = None,
-    preset: str | None = None,
-    limits: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> tuple[Any, Any]:
-    """Return a model of this package and its processor.
-
-    Args:
-        model: As for `RetrievalTrainer`.
-        processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
-        preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.presets()`.
-        limits: Arguments of `mllm_processor`, such as `max_pixels`.
-        options: For a new model around a name: fields of its configuration, such as `keep_layers`.
-
-    Raises:
-        FileNotFoundError: There is no such model.
-        ValueError: It cannot be trained.
-    """
-    if isinstance(model, str | Path):
-        name, revision = str(model), options.get("revision")
-        kind = model_type(model, revision)
-        if kind in MODELS:
-            if unread := sorted({*options} - {"revision"}):
-                raise ValueError(
-                    f"model_init_kwargs: {unread[0]!r} configures a new model, but {name!r} is a saved one"
-                )
-            model, own = load_model(model, revision=revision)
-        elif kind in ARCHITECTURES and (preset is not None or is_embedder(name, revision)):
-            model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
-        elif kind in ARCHITECTURES:
-            model, own = from_mllm(name, processor=limits, **options)
-        else:
-            model = score_fusion_model(model, **options)
-            own = processor or image_text_processor(name, name)
-        return model, processor or own
-    if isinstance(model, PeftModel):
-        if model.active_peft_config.is_prompt_learning:
-            raise ValueError(
-                f"{model.active_peft_config.peft_type.value} of peft adds prompts; expected adapters (LoRA)"
-            )
-        model = model.get_base_model()  # with its adapters inside
-    name = getattr(model, "name_or_path", "")
-    if getattr(getattr(model, "config", None), "model_type", None) in MODELS:
-        return model, processor or (load_processor(name) if name else None)
-    model = score_fusion_model(model)
-    if processor is None and not name:
-        raise ValueError(f"{type(model.backbone).__name__} has no folder with a processor: pass processing_class")
-    return model, processor or image_text_processor(name, name)
-
-
-def export_problem(model: Any) -> str | None:
-    """Return why a folder that `AutoModel` loads could not hold a score fusion; None if it can."""
-    held = getattr(model, "backbone", None)
-    if not isinstance(model, ScoreFusionModel) or held is None:
-        return None
-    name = type(held).__name__
-    if not isinstance(held, PreTrainedModel):
-        return f"{name} has no configuration of transformers"
-    with torch.device("meta"):
-        plain = AutoModel.from_config(held.config)
-    return None if type(plain) is type(held) else f"AutoModel would build a {type(plain).__name__}, not a {name}"
 
 
 def last_checkpoint(folder: str | Path) -> Path:

@@ -33,11 +33,11 @@ from conjoin.data import (
 )
 from conjoin.data.columns import columns_by_role
 from conjoin.data.row_checks import problem_of
-from conjoin.hub import check_model
+from conjoin.hub import check_model, load_trainable
 from conjoin.hub.build import TWO_TOWERS, image_text_processor, towers_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SentenceFilesMixin, check_processor_type
-from conjoin.trainers.base import RetrievalConfig, load_trainable
+from conjoin.trainers.base import RetrievalConfig
 from conjoin.trainers.peft import find_part, quantize
 
 logger = logging.getLogger(__name__)

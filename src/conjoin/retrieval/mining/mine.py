@@ -22,11 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conjoin.constants import Role
 from conjoin.data.row_images import row_item
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encode import encode_collection
-from conjoin.retrieval.encoder import ItemEncoder, Role
+from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined

@@ -17,14 +17,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from conjoin.constants import POOLINGS
-from conjoin.hub.load import LATE_INTERACTION, loading
+from conjoin.constants import POOLINGS, Role
+from conjoin.hub.folder import LATE_INTERACTION, loading
+from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, pad_to_square
 from conjoin.processing.item_inputs import ImageSource, Item, is_chat, item_parts, parse_items
 from conjoin.processing.processing_image_text import only_image
 from conjoin.processing.sentence_files import instructions_of
-from conjoin.retrieval.encoder import EncoderOutput, Role
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
 
 _MODALITIES: dict[str, Any] = {"text": "text", "image": "image", "image,text": ("image", "text")}
@@ -229,7 +229,7 @@ class SentenceModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, groups: Sequence[tuple[Tensor, dict[str, Any]]], role: Role | None = None) -> EncoderOutput:
+    def forward(self, groups: Sequence[tuple[Tensor, dict[str, Any]]], role: Role | None = None) -> TowersOutput:
         """Embed a batch of `SentenceProcessor`: rows of the batch, and the inputs of the library for them."""
         count = 1 + max(int(rows.max()) for rows, _ in groups)
         task, total = {} if role is None else {"task": role}, torch.zeros(())
@@ -241,7 +241,7 @@ class SentenceModel(nn.Module):
             empty = vectors.new_zeros(count, vectors.shape[1])
             total = (empty if total.ndim == 0 else total).index_add(0, rows, vectors)
         total = total[:, : self.model.truncate_dim]
-        return EncoderOutput(F.normalize(total, dim=-1), total)
+        return TowersOutput(F.normalize(total, dim=-1), total)
 
     @property
     def body(self) -> PreTrainedModel:

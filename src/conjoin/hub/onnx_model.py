@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import ProcessorMixin
 from transformers.utils import cached_file
 
-from conjoin.hub.load import load_processor, loading
+from conjoin.hub.folder import loading
 from conjoin.hub.onnx_export import GRAPHS, SETTINGS, WEIGHTS, onnx_settings
-from conjoin.retrieval.encoder import EncoderOutput
+from conjoin.models.modeling_towers import TowersOutput
 from conjoin.storage import check_checksums
 
 
@@ -55,7 +54,7 @@ class OnnxModel(torch.nn.Module):
         image_mask: Tensor | None = None,
         text_mask: Tensor | None = None,
         **text_inputs: Tensor,
-    ) -> EncoderOutput:
+    ) -> TowersOutput:
         """Embed a batch of `ImageTextProcessor`: `(N, D)`."""
         given = {"pixel_values": pixel_values, "input_ids": input_ids, **text_inputs}
         inputs = {name: tensor.numpy() for name, tensor in given.items() if tensor is not None}
@@ -66,7 +65,7 @@ class OnnxModel(torch.nn.Module):
         embeddings = np.empty((count, next(iter(parts.values())).shape[1]), dtype=np.float32)
         for name, part in parts.items():
             embeddings[kinds[name]] = part
-        return EncoderOutput(torch.from_numpy(embeddings))
+        return TowersOutput(torch.from_numpy(embeddings))
 
     def _embed(self, name: str, inputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
         session = self.session(name)
@@ -74,8 +73,8 @@ class OnnxModel(torch.nn.Module):
         return session.run(["embeddings"], feed)[0]
 
 
-def load_onnx_model(path: str | Path, revision: str | None = None) -> tuple[OnnxModel, ProcessorMixin]:
-    """Load an ONNX export and its processor.
+def load_onnx_model(path: str | Path, revision: str | None = None) -> OnnxModel:
+    """Load an ONNX export.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
@@ -90,7 +89,7 @@ def load_onnx_model(path: str | Path, revision: str | None = None) -> tuple[Onnx
     names = ("config.json", SETTINGS, WEIGHTS, *GRAPHS.values())
     with loading(path, revision):
         files = [Path(str(cached_file(path, name, revision=revision))) for name in names]
-    return OnnxModel(files[0].parent), load_processor(path, revision)
+    return OnnxModel(files[0].parent)
 
 
 def _rows(values: Tensor | None, mask: Tensor | None, count: int) -> np.ndarray:

@@ -1,0 +1,211 @@
+"""What the folder of a model holds, asked before anything is loaded, and one wording for whatever is wrong with it."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import transformers
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, HTTPError, StrictDataclassError
+from safetensors import SafetensorError
+from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
+from transformers.utils import cached_file
+
+from conjoin.constants import SAMPLE_MODEL
+from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+
+MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
+    "joint_encoder": (JointEncoderModel, ImageTextProcessor),
+    "mllm_retriever": (MllmRetrieverModel, MllmRetrieverProcessor),
+    "score_fusion": (ScoreFusionModel, ImageTextProcessor),
+    "token_fusion": (TokenFusionModel, ImageTextProcessor),
+}
+"""The classes of each `model_type` of this package."""
+ADAPTER = "adapter_config.json"
+CONFIGS = ("config.json", "modules.json", ADAPTER)
+LATE_INTERACTION = "a late-interaction model (ColBERT, ColPali) has a vector for each token, and no one for an item"
+_NO_VECTORS = {
+    "CrossEncoder": "it is a reranker, which scores pairs and gives no vectors; pass it as reranker (--reranker)",
+    "SparseEncoder": "it is a sparse model (SPLADE), with a weight for each word of a vocabulary and no dense vector",
+    "MultiVectorEncoder": LATE_INTERACTION,
+}
+"""What models are whose vectors cannot be searched here, by their class in sentence-transformers."""
+_MODULES = {
+    "SparseEncoder": ("splade", "sparse", "csr"),
+    "MultiVectorEncoder": ("pylate", "colbert", "multivector", "multi_vector"),
+}
+"""Words in the names of modules that only such models have."""
+Kind = Literal["own", "onnx", "embedder", "sentence-transformers", "adapter", "mllm", "tower"]
+TIMEOUT = 5.0
+"""Seconds that the one request to the hub may take."""
+
+
+def model_kind(path: str | Path, revision: str | None = None) -> Kind:
+    """Ask the files of a model what it is.
+
+    Returns:
+        `"own"`, a model of this package, or `"onnx"`, an export of one; `"embedder"`, a folder of
+        sentence-transformers around an MLLM that the MLLM retriever supports, or `"sentence-transformers"`, any other;
+        `"adapter"`, adapters of peft without the model that they adapt; `"mllm"`, a bare MLLM that the MLLM retriever
+        supports, or `"tower"`, any other bare checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ValueError: It is a reranker, a sparse or a late-interaction model: the message names what it is.
+    """
+    with loading(path, revision):
+        names = ("config_sentence_transformers.json", "modules.json", "config.json")
+        settings, modules, config = (_json(path, name, revision) for name in names)
+        settings, config = ({} if given is None else given for given in (settings, config))
+        made = [*(config.get("architectures") or []), *(str(module["type"]) for module in modules or [])]
+        kind = settings.get("model_type")
+        for name, words in _MODULES.items():
+            if any(word in made_of.lower() for made_of in made for word in words):
+                kind = name
+        scores = (
+            any(name.endswith("ForSequenceClassification") for name in made) and len(config.get("id2label", "")) == 1
+        )
+        if scores and modules is None:
+            kind = "CrossEncoder"
+        if kind in _NO_VECTORS:
+            raise ValueError(_NO_VECTORS[kind])
+    if config.get("model_type") in MODELS:
+        return "onnx" if has_file(path, ONNX_SETTINGS, revision) else "own"
+    is_mllm = config.get("model_type") in ARCHITECTURES
+    if modules is not None:
+        return "embedder" if is_mllm else "sentence-transformers"
+    if not config and has_file(path, ADAPTER, revision):
+        return "adapter"
+    return "mllm" if is_mllm else "tower"
+
+
+def local_model(path: str | Path) -> str | Path:
+    """Return the path of a model; that of `"sample"` is a folder, which `sample_model` makes."""
+    if str(path) != SAMPLE_MODEL:
+        return path
+    from conjoin.hub.sample import sample_model
+
+    return sample_model()
+
+
+def check_model(name: str | Path, revision: str | None = None) -> None:
+    """Refuse the name of a model that cannot be loaded; a folder and a model in the cache need no request.
+
+    Args:
+        name: A local folder or the name of a repository on the hub.
+        revision: Branch, tag or commit of the repository.
+
+    Raises:
+        ValueError: A local folder has no revisions.
+        FileNotFoundError: The folder holds no model; or there is no such folder, and no such repository, or the hub
+            cannot be reached.
+    """
+    path, name = Path(local_model(name)), str(name)
+    if revision is not None and path.exists():
+        raise ValueError(f"revision={revision!r}: {name!r} is on this machine; only a model on the hub has revisions")
+    if any((path / config).is_file() for config in CONFIGS):
+        return
+    problem = f"cannot load the model {name!r}: "
+    if path.exists():
+        if (path / "trainer_state.json").is_file():
+            raise FileNotFoundError(f"{problem}it is a checkpoint of training; `--resume` resumes it")
+        raise FileNotFoundError(f"{problem}it is no folder with a file {' or '.join(CONFIGS)}")
+    try:
+        if not any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
+            HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
+    except (HFValidationError, HTTPError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FileNotFoundError(f"{problem}there is no such folder, and not on the hub: {reason}") from error
+
+
+def adapter_base(path: str | Path, revision: str | None = None) -> str:
+    """The model that adapters of peft adapt.
+
+    Raises:
+        ValueError: Their files do not name it.
+    """
+    with loading(path, revision):
+        base = (_json(path, ADAPTER, revision) or {}).get("base_model_name_or_path")
+        if not base:
+            raise ValueError(f"{ADAPTER} names no base_model_name_or_path")
+    return str(base)
+
+
+def is_own_model(path: str | Path, revision: str | None = None) -> bool:
+    """Whether the configuration at `path` is that of a model of this package.
+
+    Raises:
+        FileNotFoundError: There is no configuration.
+    """
+    return model_type(path, revision) in MODELS
+
+
+def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # noqa: ANN401 - any JSON value
+    """The content of a file of a model; None if there is no such file."""
+    file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    try:
+        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged: {error}") from error
+
+
+def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:
+    """Whether a local folder or a repository on the Hub has a file."""
+    if Path(path).is_dir():
+        return (Path(path) / name).is_file()
+    with loading(path, revision):
+        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
+
+
+def model_type(path: str | Path, revision: str | None = None) -> str:
+    """The `model_type` of a saved model's configuration, empty when it names none.
+
+    Args:
+        path: A local folder or the name of a repository on the Hub.
+        revision: Branch, tag or commit of the repository.
+
+    Raises:
+        FileNotFoundError: There is no configuration.
+    """
+    with loading(path, revision):
+        config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+        return str(config.get("model_type", ""))
+
+
+@contextmanager
+def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
+    """Name the model in whatever goes wrong while it is loaded.
+
+    Raises:
+        FileNotFoundError: There is no such model, or a part of it is missing.
+        ValueError: It is damaged, its weights are a pickle of code, it is of another kind than expected, or it needs
+            code of its own.
+    """
+    check_model(path, revision)
+    try:
+        yield
+    except OSError as error:
+        where = "" if Path(path).exists() else "from the hub: "
+        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
+    except (SafetensorError, pickle.UnpicklingError) as error:
+        problem = "are truncated or damaged, or a pickle of more than tensors; expected safetensors"
+        raise ValueError(f"the weights of the model {str(path)!r} {problem} ({error})") from error
+    except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
+        problem = f"one of its files is damaged, or its code does not fit transformers {transformers.__version__}"
+        raise ValueError(f"cannot load the model {str(path)!r}: {problem} ({error!r})") from error
+    except ValueError as error:
+        if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
+            raise ValueError(
+                f"the model {str(path)!r} needs Python code from its own folder; to run it, pass "
+                "trust_remote_code=True (on the command line --trust-remote-code)"
+            ) from error
+        raise ValueError(f"cannot load the model {str(path)!r}: {error}") from error
