@@ -36,13 +36,12 @@ def load_any(
     * A folder of sentence-transformers: around an MLLM as an MLLM retriever (`load_embedder`), else with the library.
     * Adapters of peft: on the model that they name, which is loaded likewise; they are merged.
     * An MLLM: as an MLLM retriever, with `preset` or `pooling`.
-    * Another bare checkpoint: with sentence-transformers, two towers by their projections, another model by the
-      pooled output that its class was trained with, or by `pooling`.
+    * Another bare checkpoint: with sentence-transformers, two towers by their projections, another model by `pooling`.
 
     Args:
         path: A local folder, the name of a repository on the Hub, or `"sample"`: two small towers from pip.
         revision: Branch, tag or commit of the repository.
-        pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
+        pooling: Of a bare checkpoint without projections: `"mean"`, `"cls"` or `"last"`.
         preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.presets()`.
         trust_remote_code: Run Python code from the folder where a model of another package needs it.
 

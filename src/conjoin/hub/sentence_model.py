@@ -12,10 +12,7 @@ from sentence_transformers.base.modules import Module, Normalize, Router, Transf
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from conjoin.constants import POOLINGS, Role
 from conjoin.hub.folder import LATE_INTERACTION, loading
@@ -29,11 +26,6 @@ from conjoin.storage import model_fingerprint, part_digest, settings_digest
 
 _MODALITIES: dict[str, Any] = {"text": "text", "image": "image", "image,text": ("image", "text")}
 """Our names of modalities, and those of sentence-transformers."""
-_TOWERS = {"text_config", "vision_config"}
-_ELSE = (
-    "expected two towers for images and texts, a vision or a text encoder, or a folder of sentence-transformers or "
-    "this package; of an MLLM, pass pooling= (--pooling) or, for a published embedder, preset= (--preset)"
-)
 
 
 def load_sentence_model(
@@ -62,161 +54,74 @@ def load_tower(
 
     Args:
         path: A local folder or the name of a repository on the Hub.
-        pooling: How the states of the tokens become one vector, one of `POOLINGS`. None: by the projections of two
-            towers, else by the pooled output that its class was trained with.
+        pooling: How the states of the tokens become one vector, one of `POOLINGS`; None for two towers, which have
+            projections. The library would guess it.
         trust_remote_code: Run the Python code that it brings.
         revision: Branch, tag or commit of the repository.
 
     Raises:
         FileNotFoundError: There is no such model.
-        ValueError: Weights are damaged or missing, code is needed and not trusted, the model gives no embedding, or it
-            does not say how it pools and `pooling` is not given.
+        ValueError: Weights are damaged, code is needed and not trusted, the model gives no embedding, or `pooling` is
+            missing, or not one that it takes.
     """
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
-    with loading(path, revision):
+    with loading(path, revision), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of a pooler that the checkpoint lacks: the fingerprint must not change with each load
         config = AutoConfig.from_pretrained(path, **options)
-        kind, two_towers = config.model_type, set(config.sub_configs) >= _TOWERS
-        is_aligned = kind in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
-        is_mllm = two_towers and pooling is not None and not is_aligned
-        if not is_mllm:
-            if two_towers and (kind == "blip-2" or not is_aligned):  # loses its projections
-                raise ValueError(f"{kind!r} gives no embedding; {_ELSE}")
-            if type(config) not in MODEL_MAPPING and not hasattr(config, "auto_map"):
-                raise ValueError(f"{kind!r} has no single vector that AutoModel gives: {LATE_INTERACTION}")
-            reads = getattr(MODEL_MAPPING.get(type(config), None), "main_input_name", "input_ids")
-            if not two_towers and reads not in ("input_ids", "pixel_values"):
-                raise ValueError(f"a {kind!r} reads {reads}; {_ELSE}")
-            sees = reads == "pixel_values"
-            able = [] if two_towers else [name for name in POOLINGS if name != "last" or not sees]
-            if pooling not in (None, *able):
-                expected = f"one of {', '.join(able)}" if able else "none, it has projections"
-                raise ValueError(f"pooling={pooling!r} of a {kind!r}; expected {expected}")
-        # ViTMAE hides random patches otherwise
-        hidden = {"mask_ratio": 0.0} if hasattr(config, "mask_ratio") else {}
-        body = _Body(str(path), model_kwargs=options, processor_kwargs=options, config_kwargs=options | hidden)
-        body.__class__ = Transformer  # so that it is saved as the library's
-        absent = _absent_poolers(body)
-        if "decoder" in dict(body.model.named_children()):
-            body.model = body.model.get_encoder()
-        modules, words = list[Any]([body]), body.tokenizer
-        if words is not None and not kind.startswith("siglip"):
-            words.padding_side = "right"  # so that the positions of a text do not depend on its batch
-            words.pad_token = words.pad_token or words.eos_token
-        if kind.startswith("siglip") and two_towers:
+        kind = config.model_type
+        if type(config) not in MODEL_MAPPING and not hasattr(config, "auto_map"):
+            raise ValueError(f"{kind!r} has no single vector that AutoModel gives: {LATE_INTERACTION}")
+        has_projections = kind in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES and kind != "blip-2"
+        if has_projections and pooling is not None:
+            raise ValueError(f"pooling={pooling!r} of a {kind!r}; expected none, it has projections")
+        if not has_projections and pooling not in POOLINGS:
+            raise ValueError(
+                f"pooling={pooling!r}: a {kind!r} does not say how the states of its tokens become one vector; pass "
+                f"pooling= (--pooling), one of {', '.join(POOLINGS)}, as its authors do, or preset= (--preset) of a "
+                "published embedder around an MLLM"
+            )
+        body: Any = Transformer(str(path), model_kwargs=options, processor_kwargs=options, config_kwargs=options)
+        modules = [body]
+        if not has_projections:
+            modules.append(Pooling(body.get_embedding_dimension(), {"last": "lasttoken"}.get(pooling, pooling)))
+        elif kind.startswith("siglip"):
             padded = {"padding": "max_length", "max_length": config.get_text_config().max_position_embeddings}
-            eye: Any = body.processor.image_processor  # whose sizes of SigLIP 2 its processor would replace
+            eye = body.processor.image_processor  # whose sizes of SigLIP 2 its processor would replace
             sizes = {name: getattr(eye, name) for name in ("patch_size", "max_num_patches") if hasattr(eye, name)}
             body.processing_kwargs = {"text": padded, "image": sizes}
-        elif pooling is not None:
-            modules.append(Pooling(body.get_embedding_dimension(), {"last": "lasttoken"}.get(pooling, pooling)))
-        if not two_towers and pooling is None:  # a masked language model's pooler was trained for another end
-            _read_pooled_output(body, is_trained=not absent and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-        if pooling == "cls" and not _has_cls(body):
-            raise ValueError(f'pooling="cls": a {kind!r} has no CLS token; pass another pooling')
-        return _checked(SentenceTransformer(modules=modules, device="cpu"), is_known=False)
+        return _checked(SentenceTransformer(modules=modules, device="cpu"))
 
 
-class _Body(Transformer):
-    """The module of the library, which keeps the report of what its checkpoint lacks."""
-
-    def _load_model(self, *given: Any, **options: Any) -> PreTrainedModel:  # noqa: ANN401
-        loaded: Any = super()._load_model(*given, output_loading_info=True, **options)
-        model, self.report = loaded
-        return model
-
-
-def _absent_poolers(body: Any) -> list[str]:  # noqa: ANN401 - a `_Body`
-    """The weights of a pooler that a checkpoint lacks, set to zero.
+def _checked(model: SentenceTransformer) -> tuple["SentenceModel", "SentenceProcessor"]:
+    """Return a model and its processor once it embeds an item, twice the same.
 
     Raises:
-        ValueError: It lacks others, or has a projection that its class leaves out.
-    """
-    kind, report, has_decoder = body.config.model_type, body.report, hasattr(body.model, "decoder")
-    absent = [name for name in sorted(report["missing_keys"]) if not (has_decoder and name.startswith("decoder."))]
-    if missing := [name for name in absent if "pooler" not in name]:
-        raise ValueError(f"{len(missing)} weights of a {kind!r} are missing, such as {missing[:3]}")
-    if left := [name for name in sorted(report["unexpected_keys"]) if "_projection" in name]:
-        raise ValueError(f"it is one tower with a projection {left}, which AutoModel leaves out; load both towers")
-    for name in absent:  # random in each process and never used: its fingerprint must not depend on them
-        nn.init.zeros_(body.model.get_parameter(name))
-    return absent
-
-
-def _read_pooled_output(body: Transformer, is_trained: bool) -> None:
-    """Let a module give the pooled output of its class in place of the states of tokens.
-
-    Raises:
-        ValueError: It has none that was trained.
-    """
-    read: Any = {"method": "forward", "method_output_name": "pooler_output"}
-    body.modality_config, body.module_output_name = dict.fromkeys(body.modality_config, read), "sentence_embedding"
-    try:
-        if not is_trained:
-            raise AttributeError("a pooler without training")
-        body(body.preprocess([_example(body.modalities)]))
-    except AttributeError as error:  # of an output without it
-        raise ValueError(
-            f"a {body.config.model_type!r} by itself does not say how the states of its tokens become one vector: "
-            f"pass pooling= (--pooling), one of {', '.join(POOLINGS)}, as its authors do"
-        ) from error
-
-
-def _example(modalities: Any) -> Any:  # noqa: ANN401
-    return "a word" if "text" in modalities else Image.effect_noise((64, 64), 90).convert("RGB")
-
-
-def _has_cls(body: Transformer) -> bool:
-    if body.tokenizer is not None and "text" in body.modalities:
-        return bool(body.tokenizer("a")["input_ids"][0] == body.tokenizer.cls_token_id)
-    names = {name.rpartition(".")[2] for name, _ in body.model.named_parameters()}
-    return bool(names & {"cls_token", "class_embedding"})
-
-
-def _checked(model: SentenceTransformer, is_known: bool = True) -> tuple["SentenceModel", "SentenceProcessor"]:
-    """Return a model and its processor once it embeds an item, and a text longer than its limit.
-
-    Raises:
-        ValueError: It does not, or a model that is not known embeds an item in another way each time.
+        ValueError: It does not.
     """
     for part in model.modules():
         if isinstance(part, Transformer) and part.tokenizer is not None:
             _fit_length(part)
     wrapped, processor = SentenceModel(model).eval(), SentenceProcessor(model)
-    item = _example(processor.takes)
+    item = "a word" if "text" in processor.takes else Image.effect_noise((64, 64), 90).convert("RGB")
     try:
         with torch.inference_mode():
-            found = [wrapped(**processor([item])).embeddings for _ in range(1 if is_known else 2)]
+            once, again = (wrapped(**processor([item])).embeddings for _ in range(2))
     except (AttributeError, IndexError, RuntimeError, TypeError) as error:  # of an unknown architecture
         raise ValueError(f"it cannot be read as an encoder: {error!r:.200}") from error
-    if not torch.allclose(found[0], found[-1], atol=1e-3):
+    if not torch.allclose(once, again, atol=1e-3):  # as ViTMAE, which hides patches at random
         raise ValueError("it gives another vector for the same item at each call")
     return wrapped, processor
 
 
 def _fit_length(part: Transformer) -> None:
-    """Let the tokenizer cut texts to the positions that a model has, which a text of one token more proves.
-
-    Those of RoBERTa begin behind the padding token's.
-
-    Raises:
-        ValueError: Texts of the length that the model names fail.
-    """
-    tables = [name for name, module in part.model.named_modules() if isinstance(module, nn.Embedding)]
-    positions = part.config.get_text_config().to_dict().get("max_position_embeddings") or 0
-    if positions < 1 or not any("position" in name for name in tables):
-        return
-    problem: Exception | None = None
-    words: Any = part.tokenizer
-    first = min(positions, words.model_max_length)
-    for limit in (first, positions - (part.config.get_text_config().pad_token_id or 0) - 1):
-        words.model_max_length = limit
-        try:
-            with torch.inference_mode():
-                part(part.preprocess(["a " * (limit + 1)]))
-            return
-        except (IndexError, RuntimeError, ValueError) as error:
-            problem = error
-    raise ValueError(f"texts of {first} tokens, which it claims to take, fail: {problem}") from problem
+    """Let the tokenizer cut texts to the positions that a model has; those of RoBERTa begin behind the padding's."""
+    tables = [module for name, module in part.model.named_modules()
+              if isinstance(module, nn.Embedding) and "position" in name]  # fmt: skip
+    positions = part.config.get_text_config().to_dict().get("max_position_embeddings")
+    if tables and positions:
+        behind = max(0 if table.padding_idx is None else table.padding_idx + 1 for table in tables)
+        words: Any = part.tokenizer
+        words.model_max_length = min(words.model_max_length, positions - behind)
 
 
 class SentenceModel(nn.Module):
