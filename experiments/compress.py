@@ -21,9 +21,10 @@ from puma import make_data, measure
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 
 from conjoin.data import load_emoji
+from conjoin.evaluation.layers import hit_rates
 from conjoin.hub.build import prune
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.trainers.compress import DistillationRows, Measured, agreement, hit_rates, measure_pairs
+from conjoin.trainers.compress import DistillationRows, Measured, agreement, measure_pairs
 from conjoin.trainers.peft import merge_lora
 from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
@@ -69,7 +70,8 @@ def train(
 def scores(measured: Measured, whole: Measured) -> dict[str, float]:
     """Hit rates and agreement."""
     found = {name: metric.value for name, metric in hit_rates(measured.vectors).items()}
-    return found | agreement(measured, whole) | {"gflop": measured.operations / 1e9, "ms": 1000 * measured.seconds}
+    costs = {"gflop": measured.costs["GFLOP per pair"], "ms": measured.costs["ms per item"]}
+    return found | agreement(measured, whole) | costs
 
 
 def main() -> None:

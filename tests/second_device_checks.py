@@ -7,9 +7,9 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
 import tiny_solar
+from conjoin.evaluation.layers import readout_attention, readout_states
 from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor
 from conjoin.retrieval import ItemEncoder, exact_search
-from conjoin.trainers.compress import readout_attention, readout_states
 from conjoin.trainers.gradient_cache import cached_backward
 from conjoin.trainers.solar_explain import explain_pair, fit_thresholds
 from models.tiny_models import MODELS

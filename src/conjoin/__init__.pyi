@@ -11,7 +11,7 @@ from conjoin.data import (
     merit_queries as merit_queries,
     symmetric_triplets as symmetric_triplets,
 )
-from conjoin.evaluation import evaluate as evaluate, render_report as render_report
+from conjoin.evaluation import analyse_mllm as analyse_mllm, evaluate as evaluate, render_report as render_report
 from conjoin.hub import (
     export as export,
     from_backbones as from_backbones,
@@ -75,10 +75,7 @@ from conjoin.trainers import (
     load_recipe as load_recipe,
     train as train,
 )
-from conjoin.trainers.compress import (
-    CompressOptions as CompressOptions,
-    analyse_mllm as analyse_mllm,
-    compress as compress,
-)
+from conjoin.trainers.compress import compress as compress
+from conjoin.trainers.compress_options import CompressOptions as CompressOptions
 
 __version__: str

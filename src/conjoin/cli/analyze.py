@@ -36,9 +36,8 @@ class Options(ColumnOptions, ImageOptions, DeviceOptions):
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.devices import choose_device
-    from conjoin.evaluation import render_report
+    from conjoin.evaluation import analyse_mllm, render_report
     from conjoin.hub import load_trainable
-    from conjoin.trainers.compress import analyse_mllm
 
     device = choose_device(options.device)
     rows: Any = options.load_rows(options.data, only="both")

@@ -6,6 +6,7 @@ from conjoin.evaluation.benchmark import (
     make_report as make_report,
 )
 from conjoin.evaluation.collection import evaluate_collection as evaluate_collection
+from conjoin.evaluation.layers import analyse_mllm as analyse_mllm
 from conjoin.evaluation.metrics import (
     best_ranks as best_ranks,
     bootstrap_ci as bootstrap_ci,
