@@ -9,15 +9,13 @@ import runpy
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from conjoin.cli import main as cli
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.hub import export
-from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, towers_model
+from conjoin.hub.build import image_text_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.trainers import load_recipe
-from loopback_hub import ENVIRONMENT
 from test_docs import plain_commands
 from tiny_catalogue import products, write_catalogue
 from tiny_embedders import save_embedder
@@ -39,14 +37,13 @@ READER = {
     "compose": ["captions.jsonl", "other.jpg", "photo.jpg", "runs/small-mllm", "shop.csv"],
     "embedder": ["Qwen/Qwen3-VL-Embedding-2B", "photo.jpg", "shop.csv", "test.csv"],
     "puma_lora": ["Qwen/Qwen2-VL-2B-Instruct", "blue.jpg", "chair.jpg", "nli.csv", "photos.csv", "sofa.jpg"],
-    "serve_push": ["photo.jpg", "runs/demo/model", "runs/puma"],
     "solar": ["photo.jpg"],
 }
 """What a reader of each page has beside a clone: models, tables and photos that the page says are theirs."""
 
 
 @pytest.fixture
-def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pictures):
+def folder(page, tmp_path, monkeypatch, tiny_checkpoints, pictures):
     """The folder that a tutorial runs in: empty but for recipes and experiments of a clone and what the reader has."""
     folder = tmp_path / "clone"
     folder.mkdir()
@@ -64,18 +61,18 @@ def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pict
         elif page.stem == "embedder":
             make_products(path, pictures)
         else:
-            MAKE[name](path, tiny_checkpoints, mllm_checkpoints, pictures)
+            MAKE[name](path, tiny_checkpoints, pictures)
     monkeypatch.chdir(folder)
     return folder
 
 
-def make_photos(path, tiny, mllms, pictures):
+def make_photos(path, tiny, pictures):
     for number in (0, 1):
         pictures[number].save(path.parent / f"photo{number or ''}.jpg")
     write_table(path, ["image", "text"], [["photo.jpg", "photo"], ["photo1.jpg", "other"]] * 2)
 
 
-def make_nli(path, tiny, mllms, pictures):
+def make_nli(path, tiny, pictures):
     write_table(path, ["sent0", "sent1"], [[f"a man runs {i}", f"a person moves {i}"] for i in range(8)])
 
 
@@ -85,26 +82,21 @@ def make_products(path, pictures):
     write_table(path, ["id", "image", "text"], [[f"p{n}", f"{n % 4}.png", f"box {n % 4}"] for n in range(4)])
 
 
-def make_shop(path, tiny, mllms, pictures):
+def make_shop(path, tiny, pictures):
     write_catalogue(path.parent, products(60))
 
 
-def make_captions(path, tiny, mllms, pictures):
+def make_captions(path, tiny, pictures):
     rows = [{"idx": row["sku"], "caption": f"seen {row['sku']}"} for row in products(60)]
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def make_joint_encoder(path, tiny, mllms, pictures):
+def make_joint_encoder(path, tiny, pictures):
     model = towers_model(JointEncoderModel, tiny["clip"], tiny["clip"], hidden_size=24, num_attention_heads=2)
     export(model, image_text_processor(tiny["clip"], tiny["clip"]), path)
 
 
-def make_puma(path, tiny, mllms, pictures):
-    llava = mllms("llava")[0]  # transformers loads the stock format of Qwen and InternVL with torchvision only
-    export(mllm_model(llava, keep_layers=2), mllm_processor(llava), path)
-
-
-def make_stamps(path, tiny, mllms, pictures):
+def make_stamps(path, tiny, pictures):
     for number in range(20):
         kind = path / ("animals", "plants")[number % 2] / "inner"
         kind.mkdir(parents=True, exist_ok=True)
@@ -119,7 +111,6 @@ MAKE = {
     "shop.csv": make_shop,
     "captions.jsonl": make_captions,
     "runs/demo/model": make_joint_encoder,
-    "runs/puma": make_puma,
 }
 
 
@@ -128,22 +119,8 @@ def write_table(path, columns, rows):
         csv.writer(file).writerows([columns, *rows])
 
 
-@pytest.fixture
-def hub_here(hub, monkeypatch, tmp_path):
-    """The hub on this machine as the one that every client uses."""
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    patches = {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-    }
-    patches |= {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
-    for name, value in patches.items():
-        monkeypatch.setattr(constants, name, value)
-
-
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_tutorial_runs(page, folder, hub_here, monkeypatch):
+def test_tutorial_runs(page, folder, monkeypatch):
     namespace = {"__name__": "tutorial"}
     with contextlib.redirect_stdout(io.StringIO()):
         for parse_only, language, title, code in BLOCK.findall(page.read_text(encoding="utf-8")):
