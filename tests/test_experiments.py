@@ -148,3 +148,17 @@ def test_the_map_of_vectors(run, tmp_path, load_first_emoji, monkeypatch):
     run("vector_map", "sample", "--data", data, "--cells", "oven_task8", "mscoco_task0", "--out", tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as picture:
         assert len(picture.convert("RGB").getcolors(10**7)) > 3
+
+
+def test_the_page_of_claims_is_made_from_its_data(run):
+    assert run("claims", "--check") == ""
+    claims = importlib.import_module("claims")
+    row = {"claim": "x", "difference": -2.0, "interval": [-3.0, -1.0], "seeds": 3, "entry": "y"}
+    assert claims.verdict(row) == "no"
+    assert claims.verdict(row | {"settings": {"batch": [64, 32]}}) == "no"
+    assert claims.verdict(row | {"settings": {"batch": [600, 24]}}) == "no test: batch 24, in the paper 600"
+    assert claims.verdict(row | {"idle": "a head"}) == "no test: a head"
+    assert claims.verdict(row | {"interval": [-3.0, 0.5]}) == claims.verdict(row | {"seeds": 2}) == "open"
+    assert claims.verdict(row | {"difference": 2.0, "interval": [1.0, 3.0]}) == "yes"
+    with pytest.raises(ValueError, match="does not hold"):
+        claims.verdict(row | {"difference": 4.0})
