@@ -35,7 +35,7 @@ from fault_commands import COMMANDS, SOURCES, Command, Place, hub_state, keep_ou
 from fault_tables import KILLS, OTHERS, Attempt, merge, report, table, write_report
 from faults import ChildError, Fault, Kind, Traced, in_child, run_traced
 
-_BESIDE_LANCE = {"SHA256SUMS", ".verified"}
+_BESIDE_LANCE = {"SHA256SUMS"}
 """What names the files of Lance."""
 CLEAR = ("FileNotFoundError", "ValueError", "DamagedError", "OSError")
 

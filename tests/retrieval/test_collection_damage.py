@@ -14,7 +14,7 @@ from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made
 VECTORS, QUERIES = clustered(300, 8), clustered(4, 8, seed=1)
 KINDS = ("data/train.lance/data", "data/train.lance/_versions", "data/train.lance/_deletions",
          "data/train.lance/_indices", "data/train.lance/_transactions", "data/train.lance/_refs", "SHA256SUMS",
-         ".verified", "skipped.jsonl")  # fmt: skip
+         "skipped.jsonl")  # fmt: skip
 FLIPS, CUTS = 2, 1
 """In each file."""
 
@@ -59,7 +59,7 @@ def damaged(folder, name, read, right, is_named=True):
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.slow
 def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
-    if is_large:  # as a collection whose files are hashed once
+    if is_large:  # as a collection of which only newer files are hashed
         monkeypatch.setattr("conjoin.retrieval.collection_table._SMALL", 0)
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
@@ -80,18 +80,15 @@ def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     assert [name for name in hashed if noticed[name] < 1] == []
 
 
-@pytest.mark.parametrize("name", ["SHA256SUMS", ".verified", "data/train.lance/_refs", "data"])
+@pytest.mark.parametrize("name", ["SHA256SUMS", "data/train.lance/_refs", "data"])
 def test_missing_parts(name, whole, tmp_path):
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
     path = folder / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if name == ".verified":
-        assert answers(folder) == answers(whole)
-    else:
-        with pytest.raises((ValueError, OSError), match=str(folder)) as raised:
-            answers(folder)
-        assert not isinstance(raised.value, DamagedError), "no checksum differs"
+    with pytest.raises((ValueError, OSError), match=str(folder)) as raised:
+        answers(folder)
+    assert not isinstance(raised.value, DamagedError), "no checksum differs"
 
 
 def test_a_writer_does_not_hide_damage(whole, tmp_path):
@@ -114,7 +111,7 @@ def test_a_writer_does_not_hide_damage(whole, tmp_path):
                 use()
 
 
-def test_verify_hashes_what_was_hashed_before(whole, tmp_path, monkeypatch):
+def test_verify_hashes_what_opening_passes_over(whole, tmp_path, monkeypatch):
     """A file that kept its size and time is hashed again by `verify` alone."""
     import os
 

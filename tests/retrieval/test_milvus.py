@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import Collection, MilvusCollection, copy_to_milvus, encode_collection, open_collection
-from conjoin.retrieval.collection_table import milvus_address
+from conjoin.retrieval.collection_table import milvus_address, with_kind
 from conjoin.retrieval.search import search_groups
 from tiny_collections import clustered, lookup_encoder, lookup_rows, made
 from tiny_encoder import tiny_encoder
@@ -64,9 +64,9 @@ def test_search_rows_and_what_is_known(collection, copied):
     for k in (1, 10, 150):
         near(copied.rank(QUERIES, k), collection.rank(QUERIES, k))
     near(copied.rank(QUERIES[:1], np.int64(3)), collection.rank(QUERIES[:1], 3))
-    cheap = {"kind": "text", "where": "price < 4"}
-    near(copied.rank(QUERIES, 9, **cheap), collection.rank(QUERIES, 9, **cheap))
-    assert copied.rank(QUERIES, 9, kind="image").ids == [[]] * len(QUERIES)
+    cheap = with_kind("price < 4", "text")
+    near(copied.rank(QUERIES, 9, where=cheap), collection.rank(QUERIES, 9, where=cheap))
+    assert copied.rank(QUERIES, 9, where=with_kind(None, "image")).ids == [[]] * len(QUERIES)
     ids = ["doc/00007", "doc/01000", "doc/00007"]
     assert copied.rows(ids) == [row | {"day": "2026-01-02"} for row in collection.rows(ids)]
     assert copied.rows([]) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 class Options:
     """Hash every file that a SHA256SUMS lists, in FOLDER and below it.
 
-    Opening a large collection hashes only the files that are new or changed since they were hashed on this machine.
+    Opening a large collection hashes only the files that changed after its publication: run this after a copy.
 
     Args:
         folder: Folder of a collection or a model, or one that holds some, such as an evaluation.

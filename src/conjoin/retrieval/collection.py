@@ -266,7 +266,6 @@ class Collection(Searchable):
         k: int = 10,
         *,
         where: str | None = None,
-        kind: str | None = None,
         words: Sequence[str | WordQuery] | None = None,
         exact: bool = False,
     ) -> Ranking:
@@ -276,7 +275,6 @@ class Collection(Searchable):
             vectors: Of the queries `(Q, D)`, L2-normalised; None to rank by words alone.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
-            kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
             words: The text of each query, "" for none, to find its words in ids, texts and kept columns of texts.
             exact: Compare with every vector, also where there is an index.
 
@@ -291,7 +289,6 @@ class Collection(Searchable):
                 cannot be evaluated; not as many texts as vectors.
         """
         queries = None if vectors is None else check_search(vectors, k, self.dimension)
-        where = with_kind(where, kind)
         if words is not None:
             return self._rank_words(queries, k, where, [WordQuery.of(each) for each in words], exact)
         if queries is None:

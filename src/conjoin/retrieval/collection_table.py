@@ -8,9 +8,8 @@ import json
 import os
 import re
 import shlex
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,8 @@ _CACHED = 2**22
 """Bytes of indexes and of metadata that a writer keeps; by default Lance keeps up to 7 GB."""
 TABLE_NAME, TABLE = "train", "data/train.lance"
 """Where the table lies in a collection: as the Hub expects it."""
-_VERIFIED = ".verified"
-"""Says when all files were whole, in nanoseconds."""
 _SMALL = 2**28
-"""Bytes that are hashed in each process; of larger collections only the files that changed since they were hashed."""
+"""Bytes that are hashed in each process; of larger collections only the files that changed after their publication."""
 _VERSION, _COUNT = re.compile(r"^# version (\d+)$", re.MULTILINE), re.compile(r"\A# (\d+) files$", re.MULTILINE)
 _MUTABLE = {"_refs", "latest_version_hint.json"}
 """What Lance changes: tags, whose version the checksums name, and a hint that it does not rely on."""
@@ -160,7 +157,7 @@ def with_kind(where: str | None, kind: str | None) -> str | None:
         return where
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r} of row; expected one of {', '.join(KINDS)}")
-    return f"row_kind = '{kind}'" if where is None else f"{condition(where)} and row_kind = '{kind}'"
+    return " and ".join([*([] if where is None else [condition(where)]), f"row_kind == '{kind}'"])  # == of Milvus
 
 
 def id_conditions(ids: Sequence[str]) -> Iterator[str]:
@@ -180,9 +177,6 @@ def committing(uri: str | Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:
-        is_of_lance = "lance" in str(error).lower() or type(error) in (RuntimeError, OSError)
-        if isinstance(error, FileNotFoundError) or not is_of_lance:
-            raise
         raise OSError(
             f"cannot write the collection {str(uri)!r}: {_first_line(error)}; readers see it as it was, and the rows "
             "that were written are safe: run the same again, it resumes"
@@ -260,7 +254,7 @@ def move_tag(folder: Path | None, table: Table, before: int | None) -> None:
 
 def _write_sums(folder: Path, version: int, before: int | None) -> None:
     """Write the checksums of a version that is about to be published; readers still see `before`, if any."""
-    known, started = read_checksums(folder), time.time_ns()  # a file of Lance never changes
+    known = read_checksums(folder)  # a file of Lance never changes
     paths = sorted(path.relative_to(folder) for path in (folder / TABLE).rglob("*") if path.is_file())
     names = [path.as_posix() for path in paths if not _MUTABLE & {*path.parts}]
     sums = {name: known[name] if name in known else file_digest(folder / name) for name in names}
@@ -269,7 +263,6 @@ def _write_sums(folder: Path, version: int, before: int | None) -> None:
     write_text(
         folder / FOLDER_CHECKSUMS, "".join(f"{line}\n" for line in lines + [f"{v}  {k}" for k, v in sums.items()])
     )
-    (folder / _VERIFIED).write_text(str(started))
 
 
 def check_files(folder: Path, version: int, everything: bool = False) -> None:
@@ -280,12 +273,12 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
     Args:
         folder: Of the collection.
         version: That readers are to see.
-        everything: Hash all files, also those that were hashed before and did not change.
+        everything: Hash all files, also those of a large collection that are older than its `SHA256SUMS`.
 
     Raises:
         DamagedError: A file differs, or another version is published than the checksums are of.
     """
-    sums, started, since = folder / FOLDER_CHECKSUMS, time.time_ns(), 0
+    sums = folder / FOLDER_CHECKSUMS
     if not sums.is_file():
         raise OSError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
     text, hashed = sums.read_text(encoding="utf-8", errors="replace"), read_checksums(folder)
@@ -297,16 +290,11 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
             f"{str(sums)!r} is of version {versions} of the collection, and version {version} is published; {_REMEDY}"
         )
     states = {name: (folder / name).stat() for name in hashed if (folder / name).is_file()}
-    is_large, mark = sum(state.st_size for state in states.values()) > _SMALL, folder / _VERIFIED
-    if is_large and not everything and mark.is_file():
-        moment = mark.read_bytes()
-        since = int(moment) if moment.isdigit() else 0
+    is_large = sum(state.st_size for state in states.values()) > _SMALL
+    since = sums.stat().st_mtime_ns if is_large and not everything else 0
     for name, state in states.items():
         if state.st_mtime_ns >= since and file_digest(folder / name) != hashed[name]:
             raise DamagedError(
                 f"the file {str(folder / name)!r} is truncated or damaged: it differs from its checksum in "
                 f"{FOLDER_CHECKSUMS}; {_REMEDY}"
             )
-    if is_large:
-        with suppress(OSError):  # a folder that may only be read
-            mark.write_text(str(started))

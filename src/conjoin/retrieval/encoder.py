@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, partial, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,30 +184,6 @@ class ItemEncoder:
         names = (prompt_name,) if prompt_name is not None else ROLE_PROMPTS[role] if role is not None else ()
         return next((self.prompts[name] for name in names if name in self.prompts), None)
 
-    def encode_query(
-        self,
-        inputs: Any,  # noqa: ANN401
-        prompt_name: str | None = None,
-        prompt: str | Sequence[str | None] | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
-        **options: Any,  # noqa: ANN401 - as of `encode`
-    ) -> Any:  # noqa: ANN401
-        """Encode queries: as `encode`, with the model's prompt `query` and its side for queries, if it has any."""
-        return self.encode(inputs, prompt_name, prompt, batch_size, show_progress_bar, role="query", **options)
-
-    def encode_document(
-        self,
-        inputs: Any,  # noqa: ANN401
-        prompt_name: str | None = None,
-        prompt: str | Sequence[str | None] | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
-        **options: Any,  # noqa: ANN401 - as of `encode`
-    ) -> Any:  # noqa: ANN401
-        """Encode what queries search: as `encode`, with the prompt `document`, `passage` or `corpus` of the model."""
-        return self.encode(inputs, prompt_name, prompt, batch_size, show_progress_bar, role="document", **options)
-
     def encode(
         self,
         inputs: Any,  # noqa: ANN401
@@ -292,6 +268,11 @@ class ItemEncoder:
         elif not convert_to_numpy:
             found = [*torch.as_tensor(vectors, device=self.device)]
         return found[0] if is_alone else found
+
+    encode_query = partialmethod(encode, role="query")
+    """Encode queries: as `encode`, with the model's prompt `query` and its side for queries, if it has any."""
+    encode_document = partialmethod(encode, role="document")
+    """Encode what queries search: as `encode`, with the prompt `document`, `passage` or `corpus` of the model."""
 
     def encode_batches(
         self,

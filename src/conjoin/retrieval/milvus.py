@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import milvus_address, with_kind
+from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search
@@ -74,7 +74,6 @@ class MilvusCollection(Searchable):
         k: int = 10,
         *,
         where: str | None = None,
-        kind: str | None = None,
         words: Sequence[str | WordQuery] | None = None,
     ) -> Ranking:
         """As `Collection.rank`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
@@ -86,8 +85,6 @@ class MilvusCollection(Searchable):
         if words is not None or vectors is None:
             raise ValueError(f"the collection {self.uri!r} is in Milvus, which has vectors only")
         queries = check_search(vectors, k, self.dimension)
-        if (of_kind := with_kind(None, kind)) is not None:
-            where = " and ".join([*([f"({where})"] if where else []), of_kind.replace("=", "==")])
         found = self._call("search", self._name, data=queries.tolist(), limit=int(k), filter=where or "")
         return Ranking.join(
             by_score([hit["id"] for hit in hits], np.array([hit["distance"] for hit in hits])) for hits in found

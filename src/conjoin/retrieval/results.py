@@ -104,7 +104,6 @@ class Searchable(ABC):
         k: int = 10,
         *,
         where: str | None = None,
-        kind: str | None = None,
         words: Sequence[str | WordQuery] | None = None,
     ) -> Ranking:
         """Rank the rows that are most similar to each query.
@@ -113,7 +112,6 @@ class Searchable(ABC):
             vectors: Of the queries `(Q, D)`, L2-normalised; None to rank by words alone.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this condition holds for.
-            kind: Search only rows with an `"image"` alone, a `"text"` alone, or `"both"`.
             words: The text of each query, "" for none, whose words are compared too.
 
         Raises:

@@ -13,7 +13,7 @@ from conjoin.constants import RANKINGS, RankBy
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import SystemText, item_parts
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import milvus_address
+from conjoin.retrieval.collection_table import milvus_address, with_kind
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection
@@ -112,7 +112,7 @@ def rank_items(
     """
     if ranking not in RANKINGS:
         raise ValueError(f"unknown ranking {ranking!r}; expected one of {list(RANKINGS)}")
-    vectors, words = None, None
+    vectors, words, where = None, None, with_kind(where, kind)
     if ranking != "words":
         if encoder is None:
             raise ValueError(f"the ranking {ranking!r} compares vectors: pass the encoder that made the collection")
@@ -131,9 +131,9 @@ def rank_items(
             raise ItemError(f"item {empty[0]}", "it has no words to rank by")
         words = None if len(empty) == len(words) else words
     if group_by is not None:
-        result = search_groups(collection, vectors, k, group_by, where=where, kind=kind, words=words)
+        result = search_groups(collection, vectors, k, group_by, where=where, words=words)
     else:
-        result = collection.rank(vectors, k, where=where, kind=kind, words=words)
+        result = collection.rank(vectors, k, where=where, words=words)
     if min_score is None:
         return result
     return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
@@ -157,7 +157,6 @@ def search_groups(
     column: str,
     *,
     where: str | None = None,
-    kind: str | None = None,
     words: Sequence[str | WordQuery] | None = None,
 ) -> Ranking:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
@@ -171,7 +170,6 @@ def search_groups(
         k: Groups per query.
         column: Its name; of texts, numbers, dates or true and false.
         where: As for `Collection.rank`.
-        kind: As for `Collection.rank`.
         words: As for `Collection.rank`.
 
     Raises:
@@ -182,7 +180,7 @@ def search_groups(
     if not isinstance(collection, Collection):
         raise ValueError(f"the collection {collection.uri!r} is in Milvus, where results are not grouped here")
     depth = 4 * k
-    first = collection.rank(vectors, depth, where=where, kind=kind, words=words)
+    first = collection.rank(vectors, depth, where=where, words=words)
     rankings: list[tuple[list[str], np.ndarray]] = []
     for number, (ids, scores) in enumerate(first.queries()):
         best: dict[Any, tuple[str, float]] = {}
@@ -196,7 +194,7 @@ def search_groups(
             others, own = _without(column, best, where), slice(number, number + 1)
             query = vectors if vectors is None else vectors[own]
             some = words if words is None else words[own]
-            again = collection.rank(query, depth, where=others, kind=kind, words=some)
+            again = collection.rank(query, depth, where=others, words=some)
             ((ids, scores),) = again.queries()
         found = [*best.values()][:k]
         falling = np.minimum.accumulate(np.array([score for _, score in found], dtype=np.float32))
