@@ -71,12 +71,23 @@ def query_steps(checkpoints, folder, resume=None):
     return steps
 
 
+class Layers(torch.nn.ModuleList):
+    """Layers with the forward without inputs of a `Step`."""
+
+    def forward(self):
+        return next(each.sum() * 0 for each in self.parameters() if each.grad is not None)
+
+
 def average_some():
     """Gradients after averaging: of a parameter that one rank used, that both did, that none did."""
-    layers = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(3))
-    for layer in layers[torch.distributed.get_rank() : 2]:
-        layer.weight.grad = torch.full((1, 1), 4.0)
-    average_gradients(layers)
+    layers = Layers(torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+    model = torch.nn.parallel.DistributedDataParallel(layers, find_unused_parameters=True)
+    for _ in range(2):
+        layers.zero_grad()
+        with model.no_sync():
+            for layer in layers[torch.distributed.get_rank() : 2]:
+                (4 * layer.weight).sum().backward()
+        average_gradients(model)
     return [None if layer.weight.grad is None else layer.weight.grad.item() for layer in layers]
 
 

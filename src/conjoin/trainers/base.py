@@ -48,7 +48,6 @@ MOST_OWN = 0.98
 """The error from a decoder's own state, as a share of that from another's, from which it is said to ignore it."""
 EVAL_KS = (1, 5, 10)
 """The values of k for the hit rates measured in evaluation."""
-BF16 = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _INHERITED = {each.name for each in fields(TrainingArguments)}
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_eval_metrics": (lambda value: not value, "R@k needs all embeddings"),
@@ -65,6 +64,8 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 """The arguments of `TrainingArguments` that cannot work here: the values that are accepted, and why."""
 NO_EFFECT = {"compute_loss_func": "a subclass with its own `loss_terms`", "model_init": "the model itself"}
 """The arguments of `Trainer` that cannot work here, and what to use."""
+_ALONE = "alone"
+"""The name of the share of batches in which no row had a negative, among the sums of the terms."""
 _LAST_FILE = "trainer_state.json"
 """What transformers writes into a checkpoint last."""
 
@@ -140,24 +141,28 @@ class RetrievalConfig(TrainingArguments):
     def __post_init__(self) -> None:
         if self.activation_checkpointing and "activation_checkpointing" not in _INHERITED:
             self.gradient_checkpointing = True
-        asked = "false" if self.bf16 is None else str(self.bf16).lower()
-        if asked not in (*BF16, "auto"):
+        asked = str(self.bf16).lower()
+        if asked not in ("none", "true", "false", "auto"):
             raise ValueError(f"bf16={self.bf16!r}; expected true, false or auto")
-        chosen = BF16.get(asked, asked)
-        if chosen == "auto":
+        chosen = asked == "true"
+        if asked == "auto" and not self.fp16 and os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "no":
             gpu = None if self.use_cpu else torch.accelerator.current_accelerator(check_available=True)
-            is_set = self.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no"
-            chosen = not is_set and choose_bf16("auto", gpu or "cpu")
+            chosen = choose_bf16("auto", gpu or "cpu")
             self.use_cpu |= chosen and gpu is None  # else transformers refuses bfloat16
         self.bf16 = chosen  # type: ignore[assignment]
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model, self.greater_is_better = "mean_hit_rate@1", True
-        given = self.per_device_train_batch_size
+        given, whole = self.per_device_train_batch_size, self.global_batch_size
         self.per_device_train_batch_size = given or 8  # transformers' default
         super().__post_init__()
-        self._divide_batch(given)
+        if whole is not None:
+            if given is not None:
+                raise ValueError("global_batch_size and per_device_train_batch_size exclude each other")
+            if whole < 1 or whole % self.world_size:
+                raise ValueError(f"global_batch_size={whole} does not divide among {self.world_size} processes")
+            self.per_device_train_batch_size = whole // self.world_size
         if self.n_gpu > 1:  # nn.DataParallel would split a contrastive batch
             logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)
             self._n_gpu = 1
@@ -170,7 +175,20 @@ class RetrievalConfig(TrainingArguments):
                 f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
                 "model to push; expected 'end', which pushes the trained model"
             )
-        self._refuse()
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what cannot work here, and values out of range."""
+        for name, (accepts, reason) in REFUSED.items():
+            if not accepts(vars(self)[name]):
+                raise ValueError(f"{name}={vars(self)[name]!r}: {reason}")
+        if self.neftune_noise_alpha is not None and self.feature_copies:
+            raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
+        if self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens:
+            if self.torch_compile:
+                logger.warning("torch_compile has no effect on the steps of the gradient cache")
+            if self.ddp_find_unused_parameters is False:
+                raise ValueError("ddp_find_unused_parameters=False: DDP sees no forward of the gradient cache")
         for each in fields(self):
             value: Any = vars(self).get(each.name)
             if get_origin(each.type) is Literal and value not in get_args(each.type):
@@ -180,27 +198,6 @@ class RetrievalConfig(TrainingArguments):
         self.matryoshka_dims = dims = list(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
-
-    def _refuse(self) -> None:
-        """Refuse what cannot work here."""
-        for name, (accepts, reason) in REFUSED.items():
-            if not accepts(vars(self)[name]):
-                raise ValueError(f"{name}={vars(self)[name]!r}: {reason}")
-        if self.neftune_noise_alpha is not None and self.feature_copies:
-            raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
-        if self.torch_compile and (self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens):
-            logger.warning("torch_compile has no effect on the steps of the gradient cache")
-
-    def _divide_batch(self, given: int | None) -> None:
-        """Set the rows of each process, of which a caller may have given a number, by `global_batch_size`."""
-        whole = self.global_batch_size
-        if whole is None:
-            return
-        if given is not None:
-            raise ValueError("global_batch_size and per_device_train_batch_size exclude each other")
-        if whole < 1 or whole % self.world_size:
-            raise ValueError(f"global_batch_size={whole} does not divide among {self.world_size} processes")
-        self.per_device_train_batch_size = whole // self.world_size
 
 
 @dataclass
@@ -265,7 +262,12 @@ class Step(nn.Module):
         return copy.deepcopy(self.encoder.config)
 
     def forward(self, **inputs: Any) -> Any:
-        """Return the loss terms of a batch, which has parts; of a processor's output, what the retriever returns."""
+        """Return the loss terms of a batch, which has parts; of a processor's output, what the retriever returns.
+
+        Without inputs it returns a zero that depends on a parameter with a gradient, for `average_gradients`.
+        """
+        if not inputs:
+            return next(each.sum() * 0 for each in self.parameters() if each.grad is not None)
         if not any(isinstance(part, Mapping) for part in inputs.values()):
             return self.encoder(**inputs)
         embeddings, chunk_terms = self.embed(**inputs)
@@ -408,7 +410,6 @@ class RetrievalTrainer(Trainer):
         self._columns = dict(columns or {})
         self.callers_metrics = kwargs.pop("compute_metrics", None)
         self.evaluated_rows: Any = None
-        self.was_training = False
         train_dataset = self.read_rows(train_dataset, "train_dataset")
         eval_dataset = self.read_rows(eval_dataset, "eval_dataset")
         if args.feature_copies:
@@ -660,8 +661,7 @@ class RetrievalTrainer(Trainer):
         """Sum the terms of one batch."""
         with self.sharding.autocast():
             terms = model(**self._loss_inputs(inputs))
-        self._record(terms)
-        self._check_negatives(total_loss(terms), inputs)
+        self._record(terms, inputs)
         return (total_loss(terms), terms) if return_outputs else total_loss(terms)
 
     def training_step(
@@ -686,33 +686,10 @@ class RetrievalTrainer(Trainer):
             self.sharding.max_over_devices,
             self.args.gradient_cache_chunk_tokens,
         )
-        self._record(terms)
-        self._check_negatives(losses[0], inputs)
+        self._record(terms, inputs)
         if is_distributed() and not self.sharding.fsdp and self.accelerator.sync_gradients:
-            average_gradients(self.model)
+            average_gradients(model)
         return losses[0]
-
-    def _check_negatives(self, loss: Tensor, inputs: Mapping[str, Any]) -> None:
-        """Refuse a first batch without a negative, whose loss is 0.
-
-        Raises:
-            ValueError: It has a single row, or its rows have one id.
-        """
-        if self.state.global_step or loss.item():
-            return
-        ids = inputs.get("ids")
-        rows = self.train_batch_rows(inputs)
-        if rows == 1 or (ids is not None and bool((ids == ids[0]).all())):
-            raise ValueError(
-                f"no row of the first batch has a negative, so the loss is 0: it has {rows} rows"
-                + (" of one group" if rows > 1 else "")
-                + "; raise per_device_train_batch_size, or correct the column group"
-            )
-
-    def train_batch_rows(self, inputs: Mapping[str, Any]) -> int:
-        """Return the number of rows of a batch."""
-        part = next(part for part in inputs.values() if isinstance(part, Mapping))
-        return len(next(value for value in part.values() if isinstance(value, Tensor)))
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups of their own for `learning_rates`."""
@@ -782,17 +759,34 @@ class RetrievalTrainer(Trainer):
                     name, name,
                 )  # fmt: skip
 
-    def _record(self, terms: dict[str, Tensor]) -> None:
-        for name, term in terms.items():
+    def _record(self, terms: dict[str, Tensor], inputs: Mapping[str, Any]) -> None:
+        """Add up the terms of a batch, and how many batches had no negative, without waiting for the device."""
+        loss, ids = total_loss(terms).detach(), inputs.get("ids")
+        part = next(part for part in inputs.values() if isinstance(part, Mapping))
+        is_alone = loss == 0
+        if len(next(value for value in part.values() if isinstance(value, Tensor))) > 1:
+            is_alone = is_alone & (ids == ids[0]).all() if ids is not None else torch.zeros_like(is_alone)
+        for name, term in (terms | {_ALONE: is_alone.float()}).items():
             self._term_sums[name] = self._term_sums.get(name, torch.zeros_like(term)) + term.detach()
         self._term_count += 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the mean of every loss term since the last log, over all devices, to the log entry."""
-        if self._term_count and "loss" in logs:
-            for name, value in self._term_sums.items():
-                mean = (value / self._term_count).detach().float().reshape(1)
-                logs[name] = self.accelerator.gather(mean).mean().item()
+        """Add the mean of every loss term since the last log, over all devices, to the log entry.
+
+        Raises:
+            ValueError: No batch since the last log had a negative.
+        """
+        if self._term_count and ("loss" in logs or "train_loss" in logs):
+            means = {
+                name: self.accelerator.gather((value / self._term_count).detach().float().reshape(1)).mean().item()
+                for name, value in self._term_sums.items()
+            }
+            if means.pop(_ALONE) == 1:
+                raise ValueError(
+                    f"no batch had a negative, so the loss is 0: its {self.args.per_device_train_batch_size} rows are "
+                    "alone or of one group; raise per_device_train_batch_size, or correct the column group"
+                )
+            logs |= means if "loss" in logs else {}
             self._term_sums, self._term_count = {}, 0
         if "loss" in logs or "train_loss" in logs:
             self._log_shares(logs)
@@ -814,7 +808,7 @@ class RetrievalTrainer(Trainer):
         known = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
         if not any(rows is each for each in (*known, self.eval_dataset)):
             rows = self.read_rows(rows, "eval_dataset")
-        self.evaluated_rows, self.was_training = rows, self.model.training
+        self.evaluated_rows = rows
         loader = DataLoader(
             self.prepare_evaluation_rows(rows),
             batch_size=self.args.eval_batch_size,
@@ -885,7 +879,6 @@ class RetrievalTrainer(Trainer):
             hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
             metrics |= {f"{name}_hit_rate@{k}": rate for name, rate in hits.items()}
             metrics[f"mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
-        self.model.train(self.was_training)
         if self.callers_metrics is not None:
             prediction.label_ids = labels[:, 0]
             metrics |= self.callers_metrics(prediction)

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import recursively_apply, slice_tensors
 from torch import Tensor, nn
 
@@ -234,17 +233,13 @@ def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0)
         start += count
 
 
-def average_gradients(module: nn.Module) -> None:
-    """Average the gradients over all ranks, as DDP does, for steps that bypass its forward.
+def average_gradients(model: nn.Module) -> None:
+    """Average the gradients over all ranks in the buckets of DDP, for steps that bypass its forward.
 
-    A parameter that no rank used keeps no gradient, so the optimiser skips it, as on one device.
+    All backward passes are over, so the one from this zero finds the gradients of all parameters and sends them. A
+    parameter that no rank used keeps no gradient, so the optimiser skips it, as on one device.
+
+    Args:
+        model: A `Step` in DDP that finds unused parameters, as transformers' trainer sets it.
     """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    used = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device).int()
-    dist.all_reduce(used)
-    for parameter, ranks in zip(parameters, used.tolist(), strict=True):
-        if ranks:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+    model().backward()
