@@ -58,8 +58,8 @@ def test_variants_of_stage_2_start_from_variants_of_stage_1():
 
 
 def test_the_table_of_ablations_names_switches_and_values_that_exist():
-    text = (ROOT / "docs/puma.md").read_text(encoding="utf-8")
-    table = text.split("\n## Ablations")[1].split("\n## ")[0]
+    text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    table = text.split("\n### Ablations of PUMA")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)?(?: \(stage (\d)\))? \| (.+?) \|", table, re.MULTILINE)
     assert len(rows) == 6
     for first, second, stage, values in rows:

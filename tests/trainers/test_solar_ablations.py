@@ -1,4 +1,4 @@
-"""Every ablation switch of SOLAR that docs/solar.md lists does to the loss what its row says."""
+"""Every ablation switch of SOLAR that docs/methods.md lists does to the loss what its row says."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from tiny_solar import make_stage, move_to
 
 ROOT = Path(__file__).parents[2]
 TERMS = ("itc_loss", "gla_loss", "gd_loss", "ld_loss")
-SECTION = (ROOT / "docs" / "solar.md").read_text(encoding="utf-8").split("## Ablations")[1].split("\n## ")[0]
+SECTION = (ROOT / "docs/methods.md").read_text(encoding="utf-8").split("### Ablations of SOLAR")[1].split("\n## ")[0]
 ROWS = re.findall(r"^\| (Table \d+) \| (.+?) \| ([12]) \| `(.+?)` \|", SECTION, re.MULTILINE)
 SWITCHES = {(table, row): yaml.safe_load("{" + keys + "}") for table, row, _, keys in ROWS}
 
