@@ -204,11 +204,18 @@ def test_bad_rows_are_named(image_folder, streaming, change, error, message):
         list(load_pairs(write_table(image_folder / "pairs.csv", rows), streaming=streaming, only="both"))
 
 
-def test_no_caption_or_image_column(embedded):
-    with pytest.raises(ValueError, match=r"no text column among 'image', 'n'; .*; or encode the image alone"):
-        load_pairs(embedded.remove_columns("text"))
-    with pytest.raises(ValueError, match="found no image column among 'text', 'n'; name it by columns, image=COLUMN"):
-        load_pairs(embedded.remove_columns("image"))
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("part", ["image", "text"])
+def test_rows_of_pictures_or_of_texts_alone(embedded, part, streaming, caplog):
+    other = {"image": "text", "text": "image"}[part]
+    rows = embedded.remove_columns(other)
+    rows = rows.to_iterable_dataset() if streaming else rows
+    assert [list(row) for row in load_pairs(rows)] == [["id", part]] * 3
+    assert f"there is no {other} column; name one by columns, {other}=COLUMN" in caplog.text
+    with pytest.raises(ValueError, match=f"found no {other} column among .*'n'; name it by columns, {other}=COLUMN"):
+        load_pairs(rows, only="both")
+    with pytest.raises(ValueError, match="found no image or text column among 'n'"):
+        load_pairs(rows.remove_columns(part))
 
 
 def test_empty_dataset(embedded):
@@ -237,7 +244,8 @@ def test_wrong_kind_of_column(embedded):
 
 def test_folders_that_hold_no_pairs(image_folder, tmp_path):
     with pytest.raises(ValueError, match=r"no image in .* has a caption; expected a .txt"):
-        load_pairs(image_folder)
+        load_pairs(image_folder, only="both")
+    assert load_pairs(image_folder).column_names == ["id", "image"]
     for name in TEXTS:
         (image_folder / f"{name}.txt").write_text(name)
     with pytest.raises(ValueError, match="split is 'test'; a folder of images and captions has only the split"):

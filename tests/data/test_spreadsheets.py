@@ -179,24 +179,42 @@ def test_several_pictures_in_a_cell(image_folder, cell, names, streaming):
     assert [image["path"] for image in other] == [str(image_folder / "green.png")]
 
 
-def test_the_first_row_of_a_stream_says_whether_there_are_several_pictures(image_folder):
-    (image_folder / "a.csv").write_text("image,text\ngreen.png,b\nred.png|blue.png,a\n")
-    assert [len(row["image"]) for row in load_pairs(image_folder / "a.csv")] == [1, 2]
-    with pytest.raises(ValueError, match="a row has several images, but the first row has one"):
-        list(load_pairs(image_folder / "a.csv", streaming=True))
+def test_the_first_rows_of_a_stream_say_whether_there_are_several_pictures(image_folder):
+    for alone in (1, 100):
+        (image_folder / "a.csv").write_text("image,text\n" + "green.png,b\n" * alone + "red.png|blue.png,a\n")
+        counts = [1] * alone + [2]
+        assert [len(row["image"]) for row in load_pairs(image_folder / "a.csv")] == counts
+        stream = load_pairs(image_folder / "a.csv", streaming=True)
+        if alone == 1:
+            assert [len(row["image"]) for row in stream] == counts
+    with pytest.raises(ValueError, match=r"row 100 \(id '100'\): it has 2 images, .*; read without streaming"):
+        list(stream)
+    rows = list(load_pairs(image_folder / "a.csv", streaming=True, on_error="skip"))
+    assert [row["problem"] is None for row in rows] == [True] * 100 + [False]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_of_a_further_picture_of_a_product(image_folder, streaming, caplog):
+    """As Shopify exports them: the same handle, no SKU and no title."""
+    rows = ["Handle,Title,Variant SKU,Image Src", "chair,Chair,A1,red.png", "chair,,,green.png", "chair,,,blue.png"]
+    rows += ["chair,,A2,", "lamp,Desk lamp,A3,green.png", "lamp,,,red.png"]
+    (image_folder / "shop.csv").write_text("\n".join(rows) + "\n")
+    found = list(load_pairs(image_folder / "shop.csv", streaming=streaming, on_error="skip"))
+    assert [(row["id"], row["group"]) for row in found] == [("A1", "chair"), ("A2", "chair"), ("A3", "lamp")]
+    assert [row["problem"] is None for row in found] == [True, False, True]
+    several = "some" if streaming else "3 of 6"
+    assert f"{several} rows, such as row 1, only hold a further image of their 'Handle', and are left" in caplog.text
 
 
 def test_the_first_row_of_an_id_is_kept(image_folder):
     (image_folder / "a.csv").write_text("id,image,text\nA,red.png,a\n\nB,green.png,b\nA,blue.png,c\nA,red.png,d\n")
-    with pytest.raises(
-        ValueError, match="row 2: the id 'A' occurs twice, in lines 2 and 5; choose a column of unique"
-    ):
+    with pytest.raises(ValueError, match="row 2: the id 'A' occurs twice, in rows 0 and 2; choose a column of unique"):
         load_pairs(image_folder / "a.csv")
     rows = load_pairs(image_folder / "a.csv", on_error="skip")
     assert rows["problem"][:] == [
         None,
         None,
-        "row 2: the id 'A' occurs twice, in lines 2 and 5; the first is kept",
+        "row 2: the id 'A' occurs twice, in rows 0 and 2; the first is kept",
         None,
     ]
     assert rows["id"][:] == ["A#0", "B", "A#row 2", "A#1"]

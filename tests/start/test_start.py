@@ -25,7 +25,7 @@ GERMAN = {
     "Titel": ["Rote Lampe", "Rote Lampe", "Stuhl", "Blaue Vase"],
     "Bild": ["bilder/0.png", "bilder/1.png", "bilder/2.png", "bilder/fehlt.png"],
     "Preis": ["1.299,00 €", "899,00 €", "1.100 €", ""],
-    "Kategorie": ["Licht", "Licht", "Sitzen", "Deko"],
+    "Kategorie": ["<b>Licht</b>", "Licht", "Sitzen", "Deko &amp; Kunst"],
     "Nr": ["007", "008", "008", "009"],
     "Beschreibung": ["Eine Lampe.", "Eine Lampe, klein.", "Ein Stuhl.", "Eine Vase."],
 }
@@ -55,7 +55,7 @@ def test_a_german_table(shop):
     assert found.keep == ["Modell", "Preis:number", "Kategorie", "Nr"]
     lines = "\n".join(found.lines)
     assert "Preis: 899 to 1,299, read as Preis:number, blank in 1 rows" in lines
-    assert "Kategorie: Deko, Licht, Sitzen" in lines and "Nr: 007, 008, 009" in lines
+    assert "Kategorie: Deko & Kunst, Licht, Sitzen" in lines and "Nr: 007, 008, 009" in lines
     assert "not kept    Beschreibung ('Eine Lampe.')" in lines
     assert "4 rows\n  both        3 rows\n  text        1 rows\n" in lines
     found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
@@ -108,19 +108,19 @@ def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_pat
     pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "nr": [3, 9]})
     pictures.cast_column("pic", datasets.Image()).to_parquet(tmp_path / "a.parquet")
     found = find_products("a.parquet")
-    assert (found.columns[:4], found.only, found.keep) == (("pic", (), "nr", None), "image", [])
+    assert (found.columns[:4], found.keep) == (("pic", (), "nr", None), [])
 
 
 def test_a_folder_of_pictures(shop, own_export):
     (folder,) = {path.parent for path in Path.cwd().rglob("*.png")}
     found = find_products(str(folder))
-    assert (found.columns[:3], found.only, found.keep) == (("file_name", (), "id"), "image", [])
+    assert (found.columns[:3], found.keep) == (("file_name", (), "id"), [])
     assert main(["start", str(folder), "--model", str(own_export[0]), "--no-app"]) == 0
     assert Collection("runs/bilder-folder").ids == ["0.png", "1.png", "2.png"]
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"a lamp, number {number}")
     found = find_products(str(folder))
-    assert (found.columns[:2], found.only) == (("file_name", ("text",)), None)
+    assert found.columns[:2] == ("file_name", ("text",))
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,10 @@ def test_a_table_is_checked_without_torch(tmp_path):
 def test_only_what_there_is_is_encoded(shop, monkeypatch):
     titles = find_products(shop({"title": ["a lamp", "a chair"]}))
     (encode, _) = start_commands("katalog.csv", titles, "out", "m")
-    assert encode[5:] == shlex.split("--only text --columns text=title id= --on-error skip --sync")
+    assert encode[5:] == shlex.split("--columns image= text=title id= --on-error skip --sync")
     monkeypatch.setenv(ALLOW_ROOTS, "/a b")
     monkeypatch.setenv(ALLOW_URLS, "public")
     assert start_commands("katalog.csv", titles, "out", "m")[0] == [*encode, "--root", "/a b", "--allow-urls"]
-    pictures = find_products(shop({"photo": ["bilder/0.png", "bilder/1.png"]}))
-    assert (pictures.only, pictures.columns.text) == ("image", ())
 
 
 def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_export, capsys, monkeypatch):
@@ -238,5 +236,5 @@ def test_a_few_repeated_ids_and_prices_that_are_none(shop):
     found = find_products(shop(columns, separator=","))
     assert (found.columns.id, found.keep) == ("sku", ["price:number"])
     lines = "\n".join(found.lines)
-    assert "1, such as row 11: the id 'A3' occurs twice, in lines 5 and 13; the first is kept" in lines
+    assert "1, such as row 11: the id 'A3' occurs twice, in rows 3 and 11; the first is kept" in lines
     assert "price: 3 to 1,299, read as price:number, blank in 3 rows, 1 are no numbers, such as 'on request'" in lines

@@ -259,6 +259,13 @@ class _PlainText(HTMLParser):
         self.pieces += [] if self.hidden else [data]
 
 
+def texts_of(cell: Any) -> list[str]:
+    """Return the texts of a cell, or of its list, each as `clean_text`, without those that are no value."""
+    cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
+    texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in cells]
+    return [text for each in texts if not is_missing(text := clean_text(each))]
+
+
 def clean_texts(cells: pa.Array) -> pa.Array:
     """Return a column of texts, each as `clean_text`; null for no value."""
     texts = pc.utf8_trim_whitespace(cells.cast(pa.string()))

@@ -74,28 +74,6 @@ NUMBER = ":number"
 """Behind the name of a column of metadata, reads its values as numbers."""
 
 
-class PairColumns(NamedTuple):
-    """The columns to read.
-
-    Attributes:
-        image: Of the images; None if they are not read.
-        text: Likewise.
-        id: None for row numbers.
-        group: None without groups.
-        label: The classes whose names are the texts; None if the texts are texts.
-        picture: As `image`, also if images are not read.
-        joined: Further columns of the text, which are read behind it.
-    """
-
-    image: str | None
-    text: str | None
-    id: str | None
-    group: str | None
-    label: datasets.ClassLabel | None
-    picture: str | None
-    joined: tuple[str, ...] = ()
-
-
 class TableColumns(NamedTuple):
     """Which columns of a table are the parts of its rows.
 
@@ -296,27 +274,35 @@ class _Table:
         free = [name for name in self.names if name not in (*chosen["image"], *chosen["text"])]
         matches = matching(_NAMES["id"], free)
         sure = [name for name in matches if name.lower() in _SURE_IDS]
-        found = [name for name in matches if name in sure or self._is_unique(name, chosen["image"])]
+        found = [name for name in matches if name in sure or self._is_unique(name, chosen)]
         return found or [
             name
             for name in free
             if name not in matches
             and _share(self.first(name), lambda value: isinstance(value, str) and _CODE.fullmatch(value)) == 1
             and not any(_is_picture(value, False) for value in self.first(name))
-            and self._is_unique(name, [], 1.0)
+            and self._is_unique(name, chosen, 1.0)
         ]
 
-    def _is_unique(self, name: str, images: Sequence[str], share: float = _NEARLY_ALL) -> bool:
-        """Whether at least a share of the rows has a value of its own; rows of one image count once."""
+    def _is_unique(self, name: str, chosen: Mapping[str, Sequence[str]], share: float = _NEARLY_ALL) -> bool:
+        """Whether at least a share of the rows has a value of its own; rows of one image count once.
+
+        A row without a value and without a text is no row of its own: shops export a product's further images so.
+        """
         feature = self.features.get(name)
         if not (feature is None or is_text(feature) or feature in _ANY or "int" in getattr(feature, "dtype", "")):
             return False
         ids: list[Any] = [*self.rows[name][:]]
         if not all(isinstance(value, str | int | None) or is_missing(value) for value in ids):
             return False
-        named = [image for image in images if is_text(self.features.get(image))]
+        named = [image for image in chosen["image"] if is_text(self.features.get(image)) and share < 1]
         pictures = self.rows[named[0]][:] if named else range(len(ids))
-        rows = {(id_, picture or row) for row, (id_, picture) in enumerate(zip(ids, pictures, strict=True))}
+        texts = self.rows[chosen["text"][0]][:] if chosen["text"] else pictures
+        rows = {
+            (id_, picture or row)
+            for row, (id_, picture, text) in enumerate(zip(ids, pictures, texts, strict=True))
+            if not (is_missing(id_) and is_missing(text))
+        }
         return len({id_ for id_ in ids if not is_missing(id_)}) >= share * len(rows)
 
     def groups(self, chosen: Mapping[str, Sequence[str]]) -> list[str]:
@@ -425,45 +411,53 @@ def guess_query_columns(
 
 def choose_columns(
     rows: Any, columns: ColumnNames | None, features: Mapping[str, Any], only: str | None
-) -> PairColumns:
+) -> TableColumns:
     """Choose the columns of pairs, see `guess_columns`.
 
     Args:
         rows: As for `guess_columns`.
         columns: Those that are given.
         features: What the columns hold.
-        only: The part to read, `"image"` or `"text"`; None for both.
+        only: As for `load_pairs`. For `"text"` the images are named if they are, because they tell which rows are one.
 
     Raises:
         ValueError: There is no such column, or those of images or texts hold something else.
     """
     found = guess_columns(rows, columns, features)
-    chosen = {"image": found.image, "text": next(iter(found.text), None)}
-    for role, other in (("image", "text"), ("text", "image")):
-        if only not in (None, role):
-            chosen[role] = None
-        elif chosen[role] is None:
-            alone = f"; or encode the {other} alone with only={other!r}" if only is None else ""
-            raise ValueError(
-                f"found no {role} column among {', '.join(map(repr, features))}; name it by columns, "
-                f"{role}=COLUMN, or call it such as {', '.join(_NAMES[role][:12])}{alone}"
-            )
-    label = features.get(chosen["text"] or "")
-    label = label if isinstance(label, datasets.ClassLabel) else None
-    is_given = columns_by_role(columns)
-    if label is not None and "text" not in is_given:
-        logger.warning("there are no texts; the names of the classes in %r are read as text", chosen["text"])
-    for role, name in (chosen | {"id": found.id}).items():
-        if name and found.others[role]:
+    given = columns_by_role(columns)
+    if only == "image":
+        found = found._replace(text=())
+    parts = [part for part in ("image", "text") if only in (None, "both", part)]
+    lacking = [part for part in parts if not getattr(found, part)]
+    if lacking and (only or len(lacking) == 2):
+        raise ValueError(
+            f"found no {' or '.join(lacking)} column among {', '.join(map(repr, features))}; name it by columns, "
+            f"{lacking[0]}=COLUMN, or call it such as {', '.join(_NAMES[lacking[0]][:12])}"
+        )
+    if lacking and lacking[0] not in given:
+        logger.warning("there is no %s column; name one by columns, %s=COLUMN", lacking[0], lacking[0])
+    for role, names in (("image", [found.image]), ("text", found.text), ("id", [found.id])):
+        if (role in parts or role == "id") and any(names) and found.others[role]:
             others = ", ".join(map(repr, found.others[role]))
             logger.warning(
-                "the column %r is read as %s, not %s; choose by columns, %s=COLUMN", name, role, others, role
+                "the column %r is read as %s, not %s; choose by columns, %s=COLUMN", names[0], role, others, role
             )
-    if found.group and "group" not in is_given:
+    is_class = len(found.text) == 1 and isinstance(features[found.text[0]], datasets.ClassLabel)
+    if is_class and "text" not in given:
+        logger.warning("there are no texts; the names of the classes in %r are read as text", found.text[0])
+    if found.group and "group" not in given:
         logger.warning("rows with the same %r are of one group; columns, group= makes none", found.group)
-    group = found.group or (chosen["text"] if label is not None else None)
-    read = PairColumns(chosen["image"], chosen["text"], found.id, group, label, found.image)
-    return _check_kinds(read._replace(joined=found.text[1:] if read.text else ()), features)
+    for name in found.text:
+        kind = (element_of(features[name]) if len(found.text) == 1 else None) or features[name]
+        if not (is_class or is_text(kind) or kind in _ANY):
+            raise ValueError(f"column {name!r} holds {features[name]}; expected texts")
+    pictures = features.get(found.image or "")
+    kind = element_of(pictures) or pictures
+    if not (is_text(kind) or kind in _ANY or isinstance(kind, dict) or holds_images(pictures)):
+        if found.image and only != "text":
+            raise ValueError(f"column {found.image!r} holds {pictures}; expected images, image bytes, paths or URLs")
+        found = found._replace(image=None)
+    return found._replace(group=found.text[0]) if is_class and not found.group else found
 
 
 def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
@@ -489,11 +483,15 @@ def choose_metadata(names: Sequence[str], available: Sequence[str], features: Ma
     return chosen
 
 
-def values_of(cells: pa.Array) -> list[Any]:
-    """Return the values of a column, also of one of mixed JSON."""
-    if not isinstance(cells.type, pa.BaseExtensionType):
-        return list(cells.to_pylist())
-    return [None if value is None else _parsed(value) for value in cells.storage.to_pylist()]
+def cells_of(column: pa.ChunkedArray, feature: Any) -> list[Any]:
+    """Return the values of a column; those of classes by their names."""
+    if isinstance(column.type, pa.BaseExtensionType):  # mixed JSON
+        storage = column.combine_chunks().storage.to_pylist()
+        return [None if value is None else _parsed(value) for value in storage]
+    cells: list[Any] = column.to_pylist()
+    if not isinstance(feature, datasets.ClassLabel):
+        return cells
+    return [None if cell is None or cell < 0 else feature.names[cell] for cell in cells]
 
 
 def _parsed(value: str) -> Any:
@@ -501,18 +499,6 @@ def _parsed(value: str) -> Any:
         return json.loads(value)
     except ValueError:  # `datasets` writes some texts, such as "-", without quotes
         return value
-
-
-def texts_of(cells: pa.Array) -> list[Any]:
-    """Return the values of a column; those of mixed JSON are texts or lists of texts."""
-    values = values_of(cells)
-    if not isinstance(cells.type, pa.BaseExtensionType):
-        return values
-    return [[*map(_as_text, value)] if isinstance(value, list) else _as_text(value) for value in values]
-
-
-def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def undecoded(dataset: Source) -> Source:
@@ -533,11 +519,6 @@ def _undecoded(feature: Any) -> Any:
     return {name: _undecoded(part) for name, part in feature.items()} if isinstance(feature, dict) else feature
 
 
-def is_list(cells: Any) -> bool:
-    """Whether a column of Arrow holds lists."""
-    return pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)
-
-
 def element_of(feature: Any) -> Any:
     """Return what a list holds; None if the feature is no list."""
     return feature.feature if isinstance(feature, datasets.List | datasets.LargeList) else None
@@ -554,27 +535,6 @@ def holds_images(feature: Any) -> bool:
     return isinstance(kind, datasets.Image) or kind in _BYTES or (isinstance(kind, dict) and "bytes" in kind)
 
 
-def _check_kinds(columns: PairColumns, features: Mapping[str, Any]) -> PairColumns:
-    """Return the columns without a `picture` that holds no images; it may if images are not read.
-
-    Raises:
-        ValueError: The columns of images or of texts hold something else.
-    """
-    for name in (columns.text, *columns.joined):
-        kind = features.get(name or "")
-        is_label = name == columns.text and columns.label is not None
-        kind = kind if columns.joined else element_of(kind) or kind
-        if name and not (is_label or is_text(kind) or kind in _ANY):
-            raise ValueError(f"column {name!r} holds {features[name]}; expected texts")
-    pictures = features.get(columns.picture or "")
-    kind = element_of(pictures) or pictures
-    if is_text(kind) or kind in _ANY or isinstance(kind, dict) or holds_images(pictures):
-        return columns
-    if columns.image:
-        raise ValueError(f"column {columns.image!r} holds {pictures}; expected images, image bytes, paths or URLs")
-    return columns._replace(picture=None)
-
-
 def cast_images(dataset: Source, column: str) -> Source:
     """Return the dataset with a column that `holds_images` as `IMAGE`, or as lists of it."""
     element = element_of(dataset.features[column])
@@ -586,13 +546,14 @@ def cast_images(dataset: Source, column: str) -> Source:
     return dataset
 
 
-def image_paths(cells: pa.Array) -> list[Any]:
+def image_cells(column: pa.ChunkedArray) -> list[Any]:
     """Return the cells of each row's image or images; `EMBEDDED` for one with bytes, which stay unread."""
-    if is_list(cells):
-        paths = iter(image_paths(pc.list_flatten(cells)))
+    cells = column.combine_chunks()
+    if pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type):
+        paths = iter(image_cells(pa.chunked_array([pc.list_flatten(cells)])))
         lengths = pc.fill_null(pc.list_value_length(cells), 0).to_pylist()
         return [[*itertools.islice(paths, length)] for length in lengths]
     if pa.types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
         has_bytes = pc.is_valid(pc.struct_field(cells, "bytes"))
-        cells = pc.if_else(has_bytes, EMBEDDED, pc.struct_field(cells, "path"))
-    return texts_of(cells)
+        return pc.if_else(has_bytes, EMBEDDED, pc.struct_field(cells, "path")).to_pylist()
+    return cells_of(column, None)

@@ -43,23 +43,23 @@ class SplitError(ValueError):
 
 
 def open_source(
-    source: PairSource, split: str, streaming: bool, captions: bool = True
+    source: PairSource, split: str, streaming: bool, only: str | None = None
 ) -> tuple[AnyDataset, Path | None]:
     """Open `source`, with `clean_names`, and return it with the folder of its relative image paths, or None.
 
-    Without `captions`, a folder without metadata gives its images alone. With `streaming`, CSV and Parquet files,
-    shards and datasets of the Hub are read on access.
+    A folder's captions are not read if `only` is `"image"`, and must be there if it is `"both"` or `"text"`. With
+    `streaming`, CSV and Parquet files, shards and datasets of the Hub are read on access.
 
     Raises:
         FileNotFoundError: The path, a shard or the Hub dataset does not exist.
         TypeError: `source` is of an unknown kind.
         ValueError: Unknown split, or the folder or file has no pairs.
     """
-    dataset, folder = _open(source, split, streaming, captions)
+    dataset, folder = _open(source, split, streaming, only)
     return clean_names(dataset), folder
 
 
-def _open(source: PairSource, split: str, streaming: bool, captions: bool) -> tuple[AnyDataset, Path | None]:
+def _open(source: PairSource, split: str, streaming: bool, only: str | None) -> tuple[AnyDataset, Path | None]:
     if isinstance(source, datasets.Dataset | datasets.IterableDataset):
         return source, None
     if source == SAMPLE_SOURCE:
@@ -74,7 +74,7 @@ def _open(source: PairSource, split: str, streaming: bool, captions: bool) -> tu
         return _open_files([str(source)], split, streaming), None
     path = Path(source).expanduser()
     if path.is_dir():
-        return _open_folder(path, split, streaming, captions)
+        return _open_folder(path, split, streaming, only)
     if table_suffix(path) in _TABLES:
         return open_table(path, split, streaming), path.parent
     if isinstance(source, PathLike) or path.exists() or source.startswith((".", "/", "~")):
@@ -176,7 +176,7 @@ def _open_saved(folder: Path, split: str) -> datasets.Dataset:
     return saved
 
 
-def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> tuple[AnyDataset, Path]:
+def _open_folder(folder: Path, split: str, streaming: bool, only: str | None) -> tuple[AnyDataset, Path]:
     """Open a folder of pictures; returns also the folder of its relative image paths, that of the split."""
     if any((folder / name).is_file() for name in _SAVED_FILES):
         return _open_saved(folder, split), folder
@@ -190,25 +190,25 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
             return table, folder
     split_folder = _split_folder(folder, pictures, split)
     if split_folder is not None:
-        return _open_folder(split_folder, "train", streaming, captions)
+        return _open_folder(split_folder, "train", streaming, only)
     if split != "train":
         raise SplitError(split, "a folder of images and captions")
     if not pictures:
         raise ValueError(f"the folder {str(folder)!r} holds no images; expected {', '.join(IMAGE_SUFFIXES)}")
     names = [_utf8(path.relative_to(folder).as_posix()) for path in pictures]
+    labels = [_utf8(path.parent.name) for path in pictures]
     pairs = datasets.Dataset.from_dict({"id": names, "file_name": names})
-    captioned = {path for path in pictures if path.with_suffix(".txt").is_file()}
-    if captioned and captions:
+    captioned = {path for path in pictures if only != "image" and path.with_suffix(".txt").is_file()}
+    if captioned:
         texts = [_read_caption(path.with_suffix(".txt")) if path in captioned else None for path in pictures]
         pairs = pairs.add_column("text", texts)
-    elif captions:
-        if {path.parent.parent for path in pictures} != {folder} or len({path.parent for path in pictures}) < 2:
-            raise ValueError(
-                f"no image in {str(folder)!r} has a caption; expected a .txt of the same name beside each, or one of "
-                f"{', '.join(METADATA_FILES)} with the columns file_name and text, or one folder per label"
-            )
-        labels = [_utf8(path.parent.name) for path in pictures]
+    elif only != "image" and {path.parent.parent for path in pictures} == {folder} and len({*labels}) > 1:
         pairs = pairs.add_column("label", labels).cast_column("label", datasets.ClassLabel(names=sorted({*labels})))
+    elif only in ("both", "text"):
+        raise ValueError(
+            f"no image in {str(folder)!r} has a caption; expected a .txt of the same name beside each, or one of "
+            f"{', '.join(METADATA_FILES)} with the columns file_name and text, or one folder per label"
+        )
     return pairs, folder
 
 

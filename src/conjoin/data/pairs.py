@@ -3,9 +3,8 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import datasets
@@ -13,31 +12,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conjoin.data.cells import as_ids, clean_texts, decimal_mark, read_images, read_number
+from conjoin.data.cells import as_ids, clean_texts, decimal_mark, read_images, read_number, texts_of
 from conjoin.data.columns import (
     IMAGE,
     ColumnNames,
-    PairColumns,
+    TableColumns,
     cast_images,
+    cells_of,
     choose_columns,
     choose_metadata,
     element_of,
     holds_images,
-    image_paths,
-    is_list,
-    texts_of,
-    undecoded as undecoded,
-    values_of,
+    image_cells,
+    undecoded,
 )
-from conjoin.data.csv_files import csv_rows
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source, table_suffix
+from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source
 from conjoin.data.row_checks import check_on_error, counted, row_name
 from conjoin.data.row_images import PLACEHOLDER, RowImages, check_image_path, check_placeholders, image_folders
 from conjoin.processing.item_error import ItemError, MissingFileError
 
 logger = logging.getLogger(__name__)
-_TEXT = datasets.Value("string")
+_TEXT, _STRING = datasets.Value("string"), pa.string()
 PAIR_FEATURES = datasets.Features({"id": _TEXT, "image": IMAGE, "text": _TEXT})
 PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "metadata")
 _ROWS_AT_ONCE = 1000
@@ -116,27 +112,31 @@ def load_pairs(
     if only not in (None, "image", "text", "both"):
         raise ValueError(f"only={only!r}; expected None, 'image', 'text' or 'both'")
     skip = check_on_error(on_error)
-    dataset, folder = open_source(source, split, streaming, captions=only != "image")
+    dataset, folder = open_source(source, split, streaming, only)
     dataset = undecoded(dataset)
     sample: Any = dataset if isinstance(dataset, datasets.Dataset) else list(dataset.take(_LOOKED_AT))
     if not len(sample):
         raise ValueError("the dataset is empty: it has no rows")
-    first = sample[0]
     if dataset.features is None:
         dataset = undecoded(dataset.cast(datasets.Dataset.from_list(sample).features))
-    rows = {name: [row[name] for row in sample] for name in first} if isinstance(sample, list) else sample
-    chosen = choose_columns(rows, columns, dataset.features, None if only == "both" else only)
-    metadata = choose_metadata(keep, list(first), dataset.features)
-    pictures = dataset.features[chosen.picture] if chosen.picture else None
-    numbers = [name for name, is_number in metadata.items() if is_number]
-    marks = {name: decimal_mark(row[name] for row in dataset.select_columns(name)) for name in numbers}
-    has_bytes = holds_images(pictures)
-    has_lists = element_of(pictures) is not None or isinstance(read_images(first.get(chosen.picture)), list)
-    images = RowImages(folder, image_folders(source, folder))
-    reader = PairReader(chosen, images, has_bytes, has_lists, skip, metadata, marks, source, only is None)
+    rows = {name: [row[name] for row in sample] for name in sample[0]} if isinstance(sample, list) else sample
+    chosen = choose_columns(rows, columns, dataset.features, only)
+    metadata = choose_metadata(keep, dataset.column_names, dataset.features)
+    marks = {
+        name: decimal_mark(row[name] for row in dataset.select_columns(name)) for name in metadata if metadata[name]
+    }
+    pictures = dataset.features[chosen.image] if chosen.image else None
+    has_lists = element_of(pictures) is not None
+    if isinstance(sample, list) and chosen.image:
+        has_lists |= any(isinstance(read_images(cell), list) for cell in rows[chosen.image])
+    reader = PairReader(
+        chosen, only, RowImages(folder, image_folders(source, folder)), skip, metadata, marks, dict(dataset.features),
+        holds_images(pictures), has_lists, isinstance(sample, list),
+    )  # fmt: skip
     dataset = dataset.select_columns(reader.names)
-    if has_bytes:
-        dataset = cast_images(dataset, str(chosen.picture))
+    if reader.has_bytes:
+        dataset = cast_images(dataset, str(chosen.image))
+        reader.features = dict(dataset.features)
     if isinstance(dataset, datasets.IterableDataset):
         return reader.stream(dataset)
     pairs = reader.collect(dataset)
@@ -172,38 +172,48 @@ class PairReader:
 
     Attributes:
         columns: What to read.
+        only: As for `load_pairs`.
         images: Checks the images.
-        has_bytes: Whether the column of images has the type `IMAGE`, or lists of it; else it has paths.
-        has_lists: Whether a row has a list of images.
         skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
         metadata: Further columns, as `choose_metadata` gives them.
         marks: The decimal marks of those that are read as numbers.
-        source: Of the rows; those of a CSV file are named by their lines.
-        may_lack: Whether a row may lack its image or its text.
-        lost: Of rows with a text, why there is no image, by their numbers.
-        warned: What was warned of: columns of metadata that hold what is no number, and images of a stream.
+        features: What the columns hold.
+        has_bytes: Whether the column of images has the type `IMAGE`, or lists of it; else it has paths.
+        has_lists: Whether the result has a list of images in each row.
+        is_stream: Whether the rows are read later, so that `has_lists` is certain.
+        problems: Why rows cannot be used, by their numbers.
+        lost: Of rows with a text, why there is no image, likewise.
+        further: The numbers of rows that only hold a further image of their group.
+        warned: What was warned of.
     """
 
-    columns: PairColumns
+    columns: TableColumns
+    only: str | None
     images: RowImages
-    has_bytes: bool
-    has_lists: bool
     skip: bool
     metadata: Mapping[str, bool]
     marks: Mapping[str, str | None]
-    source: PairSource
-    may_lack: bool
+    features: Mapping[str, Any]
+    has_bytes: bool
+    has_lists: bool
+    is_stream: bool
+    problems: dict[int, ItemError] = field(default_factory=dict)
     lost: dict[int, ItemError] = field(default_factory=dict)
+    further: list[int] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> list[str]:
         """The columns that are read."""
-        columns = self.columns
-        read = (columns.picture, columns.text, *columns.joined, columns.id, columns.group, *self.metadata)
-        return list(dict.fromkeys(name for name in read if name is not None))
+        image, text, id_, group, _ = self.columns
+        return list(dict.fromkeys(name for name in (image, *text, id_, group, *self.metadata) if name is not None))
 
-    def read(self, table: pa.Table, numbers: Sequence[int]) -> tuple[pa.Table, dict[int, ItemError]]:
+    @property
+    def picture(self) -> str | None:
+        """The column of images, if the result has them."""
+        return None if self.only == "text" else self.columns.image
+
+    def read(self, table: pa.Table, numbers: Sequence[int]) -> pa.Table:
         """Read and check rows.
 
         Args:
@@ -211,304 +221,248 @@ class PairReader:
             numbers: Of the rows in the data.
 
         Returns:
-            A row for each pair, with the number of its `row`, its `id` and the hash of it as `key`, and where they are
-            read `text`, `group`, `metadata`, `file`, the hash of the paths of the images (null for images with bytes),
-            and `image`, the list of the images that are paths; and why rows cannot be used, by their numbers.
+            A row for each pair: the number of its `row`, its `id`, and what is read of `text`, `group`, `metadata`,
+            `file`, the hash of the paths of the images (null for images with bytes), and `image`, the list of its
+            images that are paths.
         """
-        columns = self.columns
-        cells = {name: _combined(table[name]) for name in self.names}
-        problems: dict[int, ItemError] = {}
-        ids = [str(number) for number in numbers]
-        if columns.id:
-            known = as_ids(values_of(cells[columns.id]), columns.id)
-            ids = [id_ or f"row {number}" for id_, number in zip(known, numbers, strict=True)]
-            without = [number for id_, number in zip(known, numbers, strict=True) if id_ is None]
-            problems = {number: ItemError(f"row {number}", "the id is missing") for number in without}
-
-        def attempt(row: int, check: Callable[..., Any], *values: Any) -> Any:
-            """Return what `check(*values, name of the row)` returns, or None after a problem."""
+        image, text, id_column, group, _ = self.columns
+        cells = {name: cells_of(table[name], self.features[name]) for name in (*text, id_column, group) if name}
+        ids: list[Any] = as_ids(cells[id_column], id_column) if id_column else [*map(str, numbers)]
+        groups = as_ids(cells[group], group) if group else [None] * len(ids)
+        pictures = image_cells(table[image]) if image else [None] * len(ids)
+        texts = zip(*(cells[name] for name in text), strict=True) if text else [()] * len(ids)
+        names = [row_name(*each) for each in zip(numbers, ids, strict=True)]
+        kept = [self._kept(name, table[name], numbers, names) for name in self.metadata]
+        pairs: list[tuple[Any, ...]] = []
+        rows = zip(numbers, ids, names, groups, pictures, texts, strict=True)
+        for place, (number, id_, name, of, cell, row) in enumerate(rows):
+            found = read_images(cell)
+            paths = found if isinstance(found, list) else [found] if found else []
+            words = [*map(texts_of, row)]
+            if id_ is None and of and paths and text and not any(words):
+                self.further.append(number)
+                continue
+            file, problem = self.images.file_key(paths), self.problems.get(number)
             try:
-                return check(*values, row_name(numbers[row], ids[row]))
+                if id_ is None:
+                    raise ItemError(name, "the id is missing")
+                if len(words) > 1 and any(isinstance(each, list) for each in row):
+                    raise ItemError(name, "a list of texts in one of several text columns; expected one text in each")
+                joined = " ".join(text for texts in words for text in texts)
+                captions = words[0] if len(words) == 1 else [joined] if joined else []
+                if self.picture:
+                    paths = self._images(paths, isinstance(found, list), bool(captions), number, name)
+                    file = file if paths else None
+                self._check_parts(paths, captions, name)
             except ItemError as error:
-                problems.setdefault(numbers[row], error)
-                return None
+                problem = self.problems.setdefault(number, error)
+                paths, file = [], None
+                captions = next(filter(None, words), [])
+            for caption in captions[: 1 if problem else None] or [None]:
+                pairs.append(
+                    (place, number, id_ or name, of, caption, file, [{"path": path} for path in paths] or None)
+                )
+        kinds = (pa.int64(), pa.int64(), _STRING, _STRING, _STRING, pa.int64(), pa.list_(IMAGE.pa_type))
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*pairs, strict=True), kinds, strict=True)]
+        places, *columns = columns or [pa.array([], kind) for kind in kinds]
+        read = dict(zip(("row", "id", "group", "text", "file", "image"), columns, strict=True))
+        if kept:
+            read["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata]).take(places)
+        return pa.table(read)
 
-        rows: dict[str, pa.Array] = {"row": pa.array(numbers, pa.int64()), "id": pa.array(ids, pa.string())}
-        rows["key"] = pa.array(map(hash, ids), pa.int64())
-        if self.metadata:
-            kept = [self._kept(name, cells[name], attempt) for name in self.metadata]
-            rows["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata])
-        if columns.label and columns.text:  # classes are read by their names
-            classes = cells[columns.text]
-            cells[columns.text] = pa.array(columns.label.names).take(pc.if_else(pc.less(classes, 0), None, classes))
-        if columns.group:
-            rows["group"] = pa.array(as_ids(values_of(cells[columns.group]), columns.group), pa.string())
-        no_text, no_image = set[int](), set[int]()
-        wrong: dict[int, ItemError] = {}
-        owners, texts = pa.array(range(len(ids))), None
-        if columns.text:
-            owners, texts, no_text = self._texts([cells[name] for name in (columns.text, *columns.joined)], attempt)
-        if columns.picture:
-            images, counts, wrong = self._images(cells[columns.picture], lambda row: row_name(numbers[row], ids[row]))
-            rows |= images
-            no_image = {row for row, count in enumerate(counts) if not count and row not in wrong}
-            if self.has_lists and counts and texts is not None:
-                places = np.flatnonzero(pc.match_substring(texts, PLACEHOLDER).fill_null(False))
-                for row, text in zip(owners.take(places).to_pylist(), texts.take(places).to_pylist(), strict=True):
-                    if counts[row]:
-                        attempt(row, check_placeholders, text, counts[row])
-        for row, error in self._lacking(no_image, no_text, wrong, numbers):
-            attempt(row, _refuse, error)
-        pairs = pa.table(rows)
-        if texts is not None:
-            pairs = pairs.take(owners).append_column("text", texts)
-        if problems and len(pairs) > len(table):  # one pair for a row that cannot be used
-            read = pairs["row"].to_numpy()
-            pairs = pairs.filter(pa.array((np.diff(read, prepend=-1) != 0) | ~np.isin(read, list(problems))))
-        return pairs, problems
+    def _images(self, paths: list[Any], is_list: bool, has_text: bool, number: int, name: str) -> list[str]:
+        """Check the images of a row; those that are lost are none.
 
-    def _lacking(
-        self, no_image: set[int], no_text: set[int], wrong: Mapping[int, ItemError], numbers: Sequence[int]
-    ) -> Iterator[tuple[int, ItemError | str]]:
-        """Yield the rows without what they need, and why; those that are read by their text alone are `lost`."""
-        may_lack = self.may_lack and self.columns.text and self.columns.image
-        for row, error in wrong.items():
-            if may_lack and row not in no_text and isinstance(error, MissingFileError):
-                self.lost[numbers[row]] = error
-            else:
-                yield row, error
-        if may_lack:
-            yield from ((row, "the image and the text are missing") for row in no_image & no_text)
-        else:
-            yield from ((row, "the image is missing") for row in no_image)
-            yield from ((row, "the text is missing") for row in no_text)
-
-    def _texts(self, columns: Sequence[pa.Array], attempt: Callable[..., Any]) -> tuple[pa.Array, pa.Array, set[int]]:
-        """Return the row and the text of each pair, and the rows without any; texts of several columns are one."""
-        texts, count = columns[0], len(columns[0])
-        if len(columns) > 1:
-            parts = []
-            for values in map(texts_of, columns):
-                for row in [row for row, value in enumerate(values) if isinstance(value, list)]:
-                    attempt(row, _refuse, "a list of texts in one of several text columns; expected one text in each")
-                    values[row] = None
-                parts.append(clean_texts(pa.array(values, pa.string())).to_pylist())
-            texts = pa.array([" ".join(filter(None, each)) for each in zip(*parts, strict=True)], pa.string())
-        elif isinstance(texts.type, pa.BaseExtensionType):  # mixed JSON
-            lists = [value if isinstance(value, list) else [value] for value in texts_of(texts)]
-            texts = pa.array(lists, pa.list_(pa.string()))
-        owners = pa.array(range(count))
-        if is_list(texts):
-            owners, texts = pc.list_parent_indices(texts), pc.list_flatten(texts)
-        texts = clean_texts(texts)
-        owners, texts = owners.filter(pc.is_valid(texts)), texts.drop_null()
-        lacking = np.setdiff1d(np.arange(count), owners)
-        rows = np.concatenate([owners, lacking])
-        order = pa.array(np.argsort(rows, kind="stable"))
-        texts = pa.concat_arrays([texts, pa.nulls(len(lacking), pa.string())])
-        return pa.array(rows).take(order), texts.take(order), {*lacking.tolist()}
-
-    def _images(
-        self, cells: pa.Array, name: Callable[[int], str]
-    ) -> tuple[dict[str, pa.Array], list[int], dict[int, ItemError]]:
-        """Check the images of rows.
-
-        Args:
-            cells: Of the rows.
-            name: Gives what messages call a row.
-
-        Returns:
-            The `file` and the `image` of each row, as `read`; how many images it has, if they are read; and why those
-            of rows cannot be used.
+        Raises:
+            ItemError: One cannot be used.
         """
-        read = [read_images(cell) for cell in image_paths(cells)]
-        lists = [image if isinstance(image, list) else [image] if image else [] for image in read]
-        files = [*map(self.images.file_key, lists)]
-        images: list[list[dict[str, str]]] = []
-        wrong: dict[int, ItemError] = {}
-        for row, paths in enumerate(lists if self.columns.image else ()):
-            try:
-                if self.has_bytes:
-                    checked = [check_image_path(path, self.images.folders, name(row)) for path in paths]
-                else:
-                    checked = [self.images.resolve(path, name(row)) for path in paths]
-                images.append([{"path": path} for path in checked])
-            except ItemError as error:
-                wrong[row], files[row] = error, None
-                images.append([])
-        rows = {"file": pa.array(files, pa.int64())}
-        if self.columns.image and not self.has_bytes:
-            rows["image"] = pa.array([image or None for image in images], pa.list_(IMAGE.pa_type))
-        self.has_lists |= bool(images) and any(isinstance(image, list) for image in read)
-        return rows, [*map(len, images)], wrong
+        if is_list and not self.has_lists:
+            if self.is_stream:
+                remedy = "read without streaming, or begin with a row of several"
+                first = f"the first {_LOOKED_AT} rows of the stream have one each"
+                raise ItemError(name, f"it has {len(paths)} images, but {first}; {remedy}")
+            self.has_lists = True
+        try:
+            if self.has_bytes:
+                return [check_image_path(path, self.images.folders, name) for path in paths]
+            return [self.images.resolve(path, name) for path in paths]
+        except MissingFileError as error:
+            if self.only is not None or not has_text:
+                raise
+            self.lost[number] = error
+            return []
 
-    def _kept(self, name: str, cells: pa.Array, attempt: Callable[..., Any]) -> pa.Array:
+    def _check_parts(self, paths: Sequence[str], captions: Sequence[str], name: str) -> None:
+        """Refuse a row that lacks what it needs.
+
+        Raises:
+            ItemError: It does.
+        """
+        has = {"image": bool(paths), "text": bool(captions)}
+        read = [part for part, column in (("image", self.picture), ("text", self.columns.text)) if column]
+        lacking = [part for part in read if not has[part]]
+        if lacking and (len(read) == 1 or self.only == "both"):
+            raise ItemError(name, f"the {lacking[0]} is missing")
+        if len(lacking) == len(read):
+            raise ItemError(name, "the image and the text are missing")
+        for caption in captions if paths and self.has_lists else ():
+            if PLACEHOLDER in caption:
+                check_placeholders(caption, len(paths), name)
+
+    def _kept(self, name: str, column: pa.ChunkedArray, numbers: Sequence[int], names: Sequence[str]) -> pa.Array:
         """Return the values of a kept column."""
+        cells = column.combine_chunks()
         if not self.metadata[name]:
             if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
                 return clean_texts(cells).cast(cells.type)
             return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
-        numbers: list[float | None] = []
-        for row, value in enumerate(values_of(cells)):
+        values: list[float | None] = []
+        for number, row, value in zip(numbers, names, cells_of(column, self.features[name]), strict=True):
             try:
-                numbers.append(read_number(value, "", name, self.marks[name]))
+                values.append(read_number(value, row, name, self.marks[name]))
             except ItemError as error:
-                numbers.append(None)
+                values.append(None)
                 if not self.skip:
-                    attempt(row, _refuse, error.message)
+                    self.problems[number] = error
                 elif name not in self.warned:
                     self.warned.add(name)
-                    logger.warning("%s; it is no value, and so are others that are no numbers", error.message)
-        return pa.array(numbers, pa.float64())
+                    logger.warning("%s; it is no value, and so are others that are no numbers", error)
+        return pa.array(values, pa.float64())
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
-        """Read all rows, and join what was read with the texts and images that stay unchanged on disk.
+        """Read all rows, and join what was read with the images that stay unchanged on disk.
 
         Raises:
             ItemError: Rows cannot be used, and such rows are not skipped; it is that of the first.
         """
-        columns, count = self.columns, len(dataset)
-        stored = {"image": columns.image} if columns.image and self.has_bytes else {}
-        table = dataset.with_format("arrow")
-        problems: dict[int, ItemError] = {}
-        blocks = []
-        for start in range(0, count, _ROWS_AT_ONCE):
-            numbers = range(start, min(start + _ROWS_AT_ONCE, count))
-            block, found = self.read(table[start : numbers.stop], numbers)
-            problems |= found
-            blocks.append(block)
-        pairs = pa.concat_tables(blocks)
+        count, table = len(dataset), dataset.with_format("arrow")
+        starts = range(0, count, _ROWS_AT_ONCE)
+        blocks = [(start, min(start + _ROWS_AT_ONCE, count)) for start in starts]
+        pairs = pa.concat_tables([self.read(table[start:stop], range(start, stop)) for start, stop in blocks])
         if len(self.lost) > 1 and pairs["image"].null_count == len(pairs):
-            problems |= self.lost
-        elif self.lost:
-            logger.warning(
-                "%d of %d rows name an image that does not exist, and are read by their text; %s",
-                len(self.lost), count, self.lost[min(self.lost)],
-            )  # fmt: skip
-        owners, first = pairs["row"].to_numpy(), _first_places(pairs["key"])
-        if (owners[first] != owners).any():
-            pairs = self._without_repeats(dataset, pairs, first, problems)
-            owners, first = pairs["row"].to_numpy(), _first_places(pairs["key"])
-        if problems and not self.skip:
-            raise counted([problems[row] for row in sorted(problems)], count)
-        made = {name: pairs[name] for name in pairs.column_names}
+            self.problems |= self.lost
+        pairs = self._name_pairs(dataset, pairs)
+        if self.problems and not self.skip:
+            raise counted([self.problems[row] for row in sorted(self.problems)], count)
+        self._tell(count)
+        owners, first = pairs["row"].to_numpy(), _first_places(pairs["id"])
         same = first
-        if columns.picture:
+        if self.columns.image:
             same = np.where(pc.is_null(pairs["file"]), first, _first_places(pairs["file"]))
-        if not columns.group and (same != np.arange(len(same))).any():
-            made["group"] = pairs["id"].take(pa.array(same))
-        if (first != np.arange(len(first))).any():
-            ids = number_pairs(pairs["id"].to_pylist())
-            name, occurrences = Counter(ids).most_common(1)[0]
-            if occurrences > 1:
-                raise ItemError(
-                    "the data", f"the id {name!r} is that of a row and of one of several captions; ids must be unique"
-                )
-            made["id"] = pa.array(ids)
-        features = self._features([*made, *(["problem"] if self.skip else [])], dataset.features)
-        table = datasets.table.InMemoryTable(self._result(made, problems, features))
-        result = datasets.Dataset(table, info=datasets.DatasetInfo(features=features))
-        for name, column in stored.items():
-            kept = dataset.select_columns(column).rename_columns({column: name})
+        groups = self.columns.group is not None or (same != np.arange(len(same))).any()
+        if self.columns.group is None:
+            pairs = _with(pairs, "group", pairs["id"].take(pa.array(same)))
+        pairs = _with(pairs, "id", pa.array(number_pairs(pairs["id"].to_pylist()), pa.string()))
+        features = self._features(groups)
+        stored = features.pop("image") if self.has_bytes and self.picture else None
+        result = datasets.Dataset(
+            datasets.table.InMemoryTable(self._result(pairs, features)), info=datasets.DatasetInfo(features=features)
+        )
+        if stored is not None:
+            kept = dataset.select_columns([self.picture]).rename_columns({self.picture: "image"})
             if len(owners) == count:
                 result = datasets.concatenate_datasets([result, kept], axis=1)
             else:
                 result = join_pairs(kept, owners, result)
         return result.select_columns([name for name in PAIR_COLUMNS if name in result.column_names])
 
-    def _without_repeats(
-        self, dataset: datasets.Dataset, pairs: pa.Table, first: np.ndarray, problems: dict[int, ItemError]
-    ) -> pa.Table:
+    def _name_pairs(self, dataset: datasets.Dataset, pairs: pa.Table) -> pa.Table:
         """Return pairs whose rows share an id only if they show one image; without texts, only the first of such rows.
 
-        Args:
-            dataset: The rows.
-            pairs: As they were read.
-            first: For each pair, the first one of its id.
-            problems: Of rows; those with the id of another image are added, and get an id of their own.
+        A row with the id of another image gets a problem, and an id of its own.
         """
-        owners = pairs["row"].to_pylist()
-        ids = pairs["id"].to_pylist()
+        owners, first = pairs["row"].to_pylist(), _first_places(pairs["id"]).tolist()
+        repeats = [(pair, before) for pair, before in enumerate(first) if owners[pair] != owners[before]]
+        if not repeats:
+            return pairs
+        ids, images = pairs["id"].to_pylist(), pairs["file"].to_pylist()
+        for pair in {pair for repeat in repeats for pair in repeat if images[pair] is None}:
+            image = self.columns.image and dataset[owners[pair]][self.columns.image]
+            images[pair] = owners[pair] if image is None else _content(image)
         copies = []
-        unit, places = "rows", [*range(len(dataset))]
-        if isinstance(self.source, str | Path) and table_suffix(Path(self.source)) in (".csv", ".tsv"):
-            unit, places = "lines", [line for line, _ in csv_rows(Path(self.source).expanduser())][1:]
-        repeats = [(pair, before) for pair, before in enumerate(first.tolist()) if owners[pair] != owners[before]]
-        images: list[Any] = owners
-        picture = self.columns.picture
-        if picture:
-            images = pairs["file"].to_pylist()
-            unnamed = [pair for repeat in repeats for pair in repeat if images[pair] is None]
-            rows = sorted({owners[pair] for pair in unnamed})
-            cells = dataset.select_columns(picture).select(rows)
-            contents = {row: _content(cell[picture]) for row, cell in zip(rows, cells, strict=True)}
-            for pair in unnamed:
-                images[pair] = contents[owners[pair]]
         for pair, before in repeats:
-            row, earlier = owners[pair], owners[before]
+            row = owners[pair]
             if images[pair] == images[before]:
                 copies.append(pair)
                 continue
             remedy = "the first is kept" if self.skip else _UNIQUE
-            where = f"{unit} {places[earlier]} and {places[row]}"
-            problems[row] = ItemError(f"row {row}", f"the id {ids[pair]!r} occurs twice, in {where}; {remedy}")
+            problem = f"the id {ids[pair]!r} occurs twice, in rows {owners[before]} and {row}; {remedy}"
+            self.problems[row] = ItemError(f"row {row}", problem)
             ids[pair] += f"#row {row}"
-        pairs = pairs.set_column(pairs.column_names.index("id"), "id", pa.array(ids))
-        pairs = pairs.set_column(pairs.column_names.index("key"), "key", pa.array(map(hash, ids), pa.int64()))
+        pairs = _with(pairs, "id", pa.array(ids))
         return pairs if self.columns.text else pairs.take(np.delete(np.arange(len(pairs)), copies))
 
     def stream(self, dataset: datasets.IterableDataset) -> datasets.IterableDataset:
         """Read rows when they are used."""
-        columns, known = self.columns, dataset.features
-        has_captions = columns.text and (element_of(known[columns.text]) or known[columns.text] == datasets.Json())
-        has_groups = columns.group or has_captions
-        wanted = columns._asdict() | {"id": True, "group": has_groups, "problem": self.skip, "metadata": self.metadata}
-        features = self._features([name for name in wanted if wanted[name]], known)
-        types = known.arrow_schema
+        text, schema = self.columns.text, dataset.features.arrow_schema
+        kind = self.features[text[0]] if len(text) == 1 else None
+        features = self._features(bool(self.columns.group or kind == datasets.Json() or element_of(kind)))
 
         def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-            cells = {name: _written(batch[name], known[name]) for name in batch}
-            table = pa.Table.from_pydict(cells, types)
-            pairs, problems = self.read(table, numbers)
-            if problems and not self.skip:
-                raise problems[min(problems)]
-            if self.lost and "image" not in self.warned:
-                self.warned.add("image")
-                logger.warning("%s; it and others like it are read by their text", self.lost[min(self.lost)])
-            self.lost.clear()
-            if self.has_lists and features.get("image") == IMAGE:
-                raise ValueError("a row has several images, but the first row has one")
+            table = pa.Table.from_pydict(
+                {name: _written(cells, self.features[name]) for name, cells in batch.items()}, schema
+            )
+            pairs = self.read(table, numbers)
+            if self.problems and not self.skip:
+                raise self.problems[min(self.problems)]
+            self._tell()
             owners = pairs["row"].to_pylist()
-            made = {"group": pairs["id"]} | {name: pairs[name] for name in pairs.column_names}
-            made["id"] = pa.array(number_pairs(pairs["id"].to_pylist(), owners), pa.string())
-            if columns.image and self.has_bytes:
-                made["image"] = table[columns.image].take(pa.array(np.searchsorted(numbers, owners)))
-            return self._result(made, problems, features).to_pydict()
+            if self.columns.group is None:
+                pairs = _with(pairs, "group", pairs["id"])
+            pairs = _with(pairs, "id", pa.array(number_pairs(pairs["id"].to_pylist(), owners), pa.string()))
+            if self.has_bytes and self.picture:
+                pairs = _with(pairs, "image", table[self.picture].take(pa.array(np.searchsorted(numbers, owners))))
+            made: dict[str, list[Any]] = self._result(pairs, features).to_pydict()
+            self.problems.clear()
+            return made
 
         return dataset.map(
             read, with_indices=True, batched=True, batch_size=_STREAMED_AT_ONCE, remove_columns=self.names,
             features=features,
         )  # fmt: skip
 
-    def _features(self, names: Iterable[str], known: Mapping[str, Any]) -> datasets.Features:
-        """Return the columns of the result of the given names."""
-        special: dict[str, Any] = {"image": datasets.List(IMAGE) if self.has_lists else IMAGE}
-        special["metadata"] = {
-            name: datasets.Value("float64") if is_number else known[name] for name, is_number in self.metadata.items()
-        }
-        wanted = set(names)
-        return datasets.Features({name: special.get(name, _TEXT) for name in PAIR_COLUMNS if name in wanted})
+    def _tell(self, count: int | None = None) -> None:
+        """Say which rows are read by their text alone, and which are left out; once, of a stream."""
+        several = "some" if count is None else f"{len(self.lost)} of {count}"
+        if self.lost and "image" not in self.warned:
+            logger.warning(
+                "%s rows name an image that does not exist, and are read by their text; %s",
+                several, self.lost[min(self.lost)],
+            )  # fmt: skip
+            self.warned.add("image")
+        if self.further and "further" not in self.warned:
+            several = "some" if count is None else f"{len(self.further)} of {count}"
+            logger.warning(
+                "%s rows, such as row %d, only hold a further image of their %r, and are left out",
+                several, self.further[0], self.columns.group,
+            )  # fmt: skip
+            self.warned.add("further")
+        self.lost.clear()
+        self.further.clear()
 
-    def _result(
-        self, made: Mapping[str, Any], problems: Mapping[int, ItemError], features: datasets.Features
-    ) -> pa.Table:
+    def _features(self, groups: bool) -> datasets.Features:
         """Return the columns of the result."""
-        columns = dict(made)
-        if "problem" in features:
-            reasons = {row: str(problem) for row, problem in problems.items()}
-            columns["problem"] = pa.array(map(reasons.get, made["row"].to_pylist()), pa.string())
+        kept = {
+            name: datasets.Value("float64") if is_number else self.features[name]
+            for name, is_number in self.metadata.items()
+        }
+        there: dict[str, Any] = {
+            "id": _TEXT,
+            "image": self.picture and (datasets.List(IMAGE) if self.has_lists else IMAGE),
+            "text": self.columns.text and _TEXT,
+            "group": groups and _TEXT,
+            "problem": self.skip and _TEXT,
+            "metadata": kept,
+        }
+        return datasets.Features({name: feature for name, feature in there.items() if feature})
+
+    def _result(self, pairs: pa.Table, features: datasets.Features) -> pa.Table:
+        """Return the columns of the result."""
+        columns = {name: pairs[name] for name in pairs.column_names}
+        reasons = {row: str(problem) for row, problem in self.problems.items()}
+        columns["problem"] = pa.array(map(reasons.get, pairs["row"].to_pylist()), pa.string())
         if features.get("image") == IMAGE and not self.has_bytes:
-            columns["image"] = pc.list_element(made["image"], 0)
+            columns["image"] = pc.list_element(pairs["image"], 0)
         return pa.table({name: columns[name] for name in features}).cast(features.arrow_schema)
 
 
@@ -518,10 +472,6 @@ def _content(picture: Any) -> int:
     return hash(tuple(image["bytes"] or image["path"] if isinstance(image, Mapping) else image for image in images))
 
 
-def _refuse(problem: str | ItemError, name: str) -> None:
-    raise ItemError(name, problem) if isinstance(problem, str) else problem
-
-
 def _written(values: list[Any], feature: Any) -> list[Any]:
     """Return the values of a stream; those of mixed JSON as JSON."""
     if feature != datasets.Json():
@@ -529,17 +479,16 @@ def _written(values: list[Any], feature: Any) -> list[Any]:
     return [None if value is None else json.dumps(value) for value in values]
 
 
-def _combined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
 
 
-def _first_places(keys: pa.ChunkedArray) -> np.ndarray:
-    """Return for each key the place of the first that equals it."""
-    ordered = np.sort(keys.fill_null(0).to_numpy())
-    if (ordered[1:] != ordered[:-1]).all():
-        return np.arange(len(keys))
-    _, first, inverse = np.unique(keys.fill_null(0).to_numpy(), return_index=True, return_inverse=True)
-    return first[inverse]
+def _first_places(values: pa.ChunkedArray) -> np.ndarray:
+    """Return for each value the place of the first that equals it."""
+    codes = values.dictionary_encode().combine_chunks().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    places: np.ndarray = first[inverse]
+    return places
 
 
 def number_pairs(ids: Sequence[str], owners: Sequence[Hashable] | None = None) -> list[str]:

@@ -114,7 +114,7 @@ def open_rows(source: PairSource, split: str = "train") -> tuple[Any, Path | Non
     """
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     if path is None or path.suffix.lower() not in JSON_LINES:
-        table, folder = open_source(source, split, streaming=False, captions=False)
+        table, folder = open_source(source, split, streaming=False, only="image")
         if not isinstance(table, datasets.Dataset):
             raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
         if not len(table):

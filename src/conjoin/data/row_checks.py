@@ -23,9 +23,9 @@ SKIPPED_FILE = "skipped.jsonl"
 _AT_ONCE = 1000
 
 
-def row_name(index: int | str, row_id: str) -> str:
+def row_name(index: int, row_id: str | None) -> str:
     """Return what messages call a row."""
-    return f"row {index} (id {row_id!r})"
+    return f"row {index}" if row_id is None else f"row {index} (id {row_id!r})"
 
 
 def counted(errors: Sequence[ItemError], count: int) -> ItemError:

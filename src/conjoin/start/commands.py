@@ -81,9 +81,8 @@ def start_commands(
     from conjoin.processing.urls import ALLOW_URLS
 
     encode = ["encode", model, table, "--out", out]
-    for option, value in (("--encoding", encoding), ("--only", products.only)):
-        encode += [] if value is None else [option, value]
-    parts = {part: name for part, name in products.named.items() if name or part == "id"}
+    encode += [] if encoding is None else ["--encoding", encoding]
+    parts = {part: name for part, name in products.named.items() if name or part != "group"}
     encode += ["--columns", *(f"{part}={name}" for part, name in parts.items())]
     encode += ["--keep", *products.keep] if products.keep else []
     encode += ["--keep-pictures"] if products.columns.image else []

@@ -4,12 +4,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import datasets
+import pyarrow as pa
 
 from conjoin.data import load_pairs
-from conjoin.data.cells import decimal_mark, read_number
+from conjoin.data.cells import clean_texts, decimal_mark, read_number
 from conjoin.data.columns import NUMBER, ColumnNames, TableColumns, guess_columns, is_text, undecoded
 from conjoin.data.pair_sources import open_source
 from conjoin.processing.item_error import ItemError
@@ -38,11 +39,6 @@ class Products(NamedTuple):
     lines: Sequence[str]
 
     @property
-    def only(self) -> Literal["image", "text"] | None:
-        """The part of a row that there is, for `--only`; None for both."""
-        return "text" if self.columns.image is None else None if self.columns.text else "image"
-
-    @property
     def named(self) -> dict[str, str]:
         """The columns as `--columns` takes them."""
         image, text, id_, group, _ = self.columns
@@ -62,12 +58,7 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
         ValueError: It is no table, has no rows, no such column, neither pictures nor titles, or no row that can be
             used.
     """
-    try:
-        dataset: Any = undecoded(open_source(Path(table), "train", False)[0])
-    except ValueError:
-        if not Path(table).is_dir():
-            raise
-        dataset = open_source(Path(table), "train", False, captions=False)[0]
+    dataset: Any = undecoded(open_source(Path(table), "train", False)[0])
     chosen = guess_columns(dataset, columns)
     if chosen.image is None and not chosen.text:
         raise ValueError(
@@ -81,8 +72,7 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
     numbers, choices = free.numbers(), free.choices()
     group = [chosen.group] if chosen.group else []
     found = Products(chosen, [*dict.fromkeys([*group, *(keep or [*numbers, *choices])])], ())
-    how: dict[str, Any] = {"columns": found.named, "only": found.only, "keep": found.keep}
-    pairs: Any = load_pairs(table, on_error="skip", **how)
+    pairs: Any = load_pairs(table, on_error="skip", columns=found.named, keep=found.keep)
     problems = [problem for problem in pairs["problem"] if problem is not None]
     if len(problems) == len(pairs):
         raise ValueError(f"none of the {len(pairs)} rows of {table!r} can be used: {problems[0]}")
@@ -121,11 +111,10 @@ class _Columns:
         self.dataset = dataset
         self.first = dataset.select(range(min(_ROWS, len(dataset))))
         self.free = [*dataset.column_names]
-        self.texts = {
-            name: [value.strip() for value in self.first[name][:] if value and value.strip()]
-            for name, feature in dataset.features.items()
-            if is_text(feature)
-        }
+        names = [name for name, feature in dataset.features.items() if is_text(feature)]
+        cells = self.first.select_columns(names).with_format("arrow")[:]
+        self.cells = {name: clean_texts(cells[name].combine_chunks()) for name in names}
+        self.texts = {name: column.drop_null().to_pylist() for name, column in self.cells.items()}
 
     def take(self, name: str) -> None:
         """Give a column a role."""
@@ -154,8 +143,7 @@ class _Columns:
         """Take the columns with few, short texts; each with a line on it."""
         lines = {}
         for name in [name for name in self.free if len({*self.texts.get(name, ())}) > 1]:
-            column = self.first.select_columns(name).with_format("arrow")[:][name]
-            values = describe_column(name, column, is_whole=True).values
+            values = describe_column(name, pa.chunked_array([self.cells[name]]), is_whole=True).values
             if values is not None:
                 more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
                 lines[name] = f"  categories  {name}: {', '.join(values[:_SHOWN])}{more}"
