@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
@@ -339,7 +338,7 @@ def test_draws_of_mined_negatives_differ_by_epoch_and_repeat():
 
 def test_a_missing_negative_is_marked_and_one_of_other_rows_is_refused():
     found = {"row0": ["row1"], "row1": ["row2"], "row2": ["other"]}
-    rows = SolarStage2Rows(texts(3), Dataset.from_dict({"id": list(found), "negatives": list(found.values())}))
+    rows = SolarStage2Rows(texts(3), found)
     assert [each["id"] for each in rows[1]["mined"]] == ["row2", "row1"] and rows[1]["exists"] == [True, False]
     with pytest.raises(ValueError, match=r"row 2 \('row2'\): its mined negative 'other' is not in the training rows"):
         rows[2]

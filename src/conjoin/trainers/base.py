@@ -16,6 +16,7 @@ import datasets
 import numpy as np
 import torch
 from huggingface_hub import HfApi
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
@@ -354,6 +355,8 @@ class RetrievalTrainer(Trainer):
     """Whether rows of evaluation have what the loss needs, for `eval_loss`."""
     supports_token_chunks: ClassVar[bool] = True
     """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
+    loss_file: ClassVar[str | None] = None
+    """The file beside a saved encoder that keeps what else is trained, for a later stage; None to keep nothing."""
     args: RetrievalConfig
     model: Step
 
@@ -912,8 +915,13 @@ class RetrievalTrainer(Trainer):
         if self.export_problem:
             raise ValueError(f"the model cannot be saved as a retriever: {self.export_problem}; save your own object")
         folder, weights = str(output_dir or self.args.output_dir), self.sharding.encoder_weights()  # of all processes
+        trained = self.sharding.weights() if self.loss_file else {}
         if not self.args.should_save:
             return
+        if self.loss_file:  # before the encoder, whose weights say that the folder is whole
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            own = {name: value.contiguous() for name, value in trained.items() if name.startswith("loss.")}
+            save_file({name[5:]: value for name, value in own.items()}, Path(folder, self.loss_file))
         model = merge_lora(self.encoder) if weights is None else self.encoder
         if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
             save_model(model, self.processing_class, folder, weights)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
-import datasets
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -147,38 +146,17 @@ class SolarTrainer(RetrievalTrainer):
         pairs, _ = split_teacher(inputs["pairs"])
         return self.project(*model(**pairs, views=self.views).pooler_output.chunk(2))
 
-    def itc_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `itc_loss` (Eq. 2-3) and its metrics, if it has a weight."""
-        if not self.args.itc_weight:
-            return {}
-        terms = self.loss["contrastive"](**{view: embeddings[view] for view in self.views}, ids=inputs.get("ids"))
-        return {"itc_loss": self.args.itc_weight * terms.pop("contrastive_loss")} | terms
-
-    def gcl_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `gcl_loss`, if it has a weight."""
-        if not self.args.gcl_weight:
-            return {}
-        image, text, fused = (embeddings[name] for name in GCL_VIEWS)
-        terms = self.loss["gcl"](image=image, text=text, fused=fused, ids=inputs.get("ids"))
-        return {"gcl_loss": self.args.gcl_weight * terms["gcl_loss"]}
-
-
-class PairStates(NamedTuple):
-    """States of pairs that a pass of stage 1 computed.
-
-    Args:
-        output: Of the model for the whole pairs.
-        tokens: The tokens behind the adapters.
-        alignment: Of the tokens; None if nothing needs it.
-        unmasked: `(N, d)` embeddings of whole items by view.
-        metrics: Of the masks.
-    """
-
-    output: JointEncoderOutput
-    tokens: PairTokens
-    alignment: AlignmentTerms | None
-    unmasked: dict[str, Tensor]
-    metrics: dict[str, Tensor]
+    def pair_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `itc_loss` (Eq. 2-3) with its metrics, and `gcl_loss`: weighted, and those that have a weight."""
+        terms: dict[str, Tensor] = {}
+        ids, views = inputs.get("ids"), (*self.views, "fused")
+        if self.args.itc_weight:
+            terms = self.loss["contrastive"](**{view: embeddings[view] for view in self.views}, ids=ids)
+            terms["itc_loss"] = self.args.itc_weight * terms.pop("contrastive_loss")
+        if self.args.gcl_weight:
+            parts = {view: embeddings[name] for view, name in zip(views, GCL_VIEWS, strict=True)}
+            terms["gcl_loss"] = self.args.gcl_weight * self.loss["gcl"](**parts, ids=ids)["gcl_loss"]
+        return terms
 
 
 @dataclass
@@ -267,6 +245,7 @@ class SolarStage1Trainer(SolarTrainer):
     """
 
     config_class = SolarStage1Config
+    loss_file = SOLAR_HEADS
 
     def __init__(self, *args: Any, teacher: Any = None, **kwargs: Any) -> None:
         self.teacher: Any = teacher
@@ -290,7 +269,7 @@ class SolarStage1Trainer(SolarTrainer):
         return loss
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the masked embeddings `(N, d)`; the states of the pairs stay in `inputs["states"]`."""
+        """Return the masked embeddings `(N, d)`; what `chunk_terms` reads stays in `inputs["states"]`."""
         self.freeze_dropout(model)
         pairs, teacher_inputs = split_teacher(inputs["pairs"])
         has_gcl = self.args.gcl_weight > 0
@@ -315,15 +294,13 @@ class SolarStage1Trainer(SolarTrainer):
                 views=self.views,
             ).pooler_output.chunk(2)
             embeddings = self.pair_views(parts, unmasked.get("fused"))
-        inputs["states"] = PairStates(output, tokens, alignment, unmasked, metrics)
+        inputs["states"] = output, tokens, alignment, unmasked, metrics
         return embeddings
 
     def chunk_terms(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return `gla` (Eq. 1), `ld` and `gd` of the rows embedded together, without weights, and metrics of masks."""
         output, tokens, alignment, unmasked, metrics = inputs["states"]
-        terms: dict[str, Tensor] = {}
-        if self.args.gla_weight:
-            terms["gla"] = alignment.loss
+        terms = {"gla": alignment.loss} if self.args.gla_weight else {}
         if self.args.gd_weight or self.args.ld_weight:
             with torch.no_grad():
                 if self.teacher is None:
@@ -342,22 +319,18 @@ class SolarStage1Trainer(SolarTrainer):
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the terms of `L = L_ITC + λ1 L_GLA + λ2 L_GD + λ3 L_LD` (Eq. 4), a GCL term, and metrics."""
+        terms = self.matryoshka(partial(self.pair_terms, inputs=inputs), embeddings)
         chunk = dict(inputs.get("chunk_terms", {}))
-        terms = self.matryoshka(partial(self.itc_terms, inputs=inputs), embeddings)
-        if self.args.gla_weight:
-            terms["gla_loss"] = self.args.gla_weight * chunk.pop("gla")
-        if self.args.ld_weight:
-            terms["ld_loss"] = self.args.ld_weight * chunk.pop("ld")
-        if self.args.gd_weight:
-            terms["gd_loss"] = self.args.gd_weight * chunk.pop("gd")
-        return terms | self.matryoshka(partial(self.gcl_terms, inputs=inputs), embeddings) | chunk
+        weights = {"gla": self.args.gla_weight, "ld": self.args.ld_weight, "gd": self.args.gd_weight}
+        terms |= {f"{name}_loss": weight * chunk.pop(name) for name, weight in weights.items() if weight}
+        return terms | chunk
 
     def rho(self) -> float:
         """Return rho of the evolutionary mask at this step: 1 masks nothing, 0 masks fully."""
-        if self.args.mask == "evolutionary":
-            schedule = (self.args.mask_schedule, self.args.mask_warmup_ratio, self.args.mask_start_ratio)
-            return mask_schedule(self.progress, *schedule)
-        return 1.0 if self.args.mask == "none" else 0.0
+        args = self.args
+        if args.mask == "evolutionary":
+            return mask_schedule(self.progress, args.mask_schedule, args.mask_warmup_ratio, args.mask_start_ratio)
+        return 1.0 if args.mask == "none" else 0.0
 
     def masks(
         self, model: Any, alignment: AlignmentTerms | None, tokens: PairTokens, teacher_inputs: Any, rows: Tensor
@@ -392,17 +365,6 @@ class SolarStage1Trainer(SolarTrainer):
             for mask, exists in zip(masks, tokens[2:], strict=True)
         )
         return image, text, metrics
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the encoder and `SOLAR_HEADS` to one folder, the encoder's weights last."""
-        if not _internal_call or output_dir is None:
-            weights = self.sharding.weights()  # of all processes
-            if self.args.should_save:
-                folder, prefix = Path(str(output_dir or self.args.output_dir)), "loss."
-                parts = {name: value.contiguous() for name, value in weights.items() if name.startswith(prefix)}
-                folder.mkdir(parents=True, exist_ok=True)
-                save_file({name.removeprefix(prefix): part for name, part in parts.items()}, folder / SOLAR_HEADS)
-        super().save_model(output_dir, _internal_call=_internal_call)
 
 
 @dataclass
@@ -457,8 +419,7 @@ class SolarStage2Rows(EpochRows):
 
     Args:
         rows: Pairs, or their `CachedFeatures`.
-        mined: From the id of each row to those of its negatives, or a dataset with the columns `id` and `negatives`;
-            None for no negatives.
+        mined: From the id of each row to those of its negatives; None for no negatives.
         per_anchor: Negatives sampled per anchor; missing negatives are filled with the anchor and marked as absent.
         augment: Makes the image of the augmented version, from an image and a random generator; `CachedFeatures` take
             another stored copy. None for rows without one.
@@ -471,38 +432,34 @@ class SolarStage2Rows(EpochRows):
     def __init__(
         self,
         rows: Any,
-        mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
+        mined: Mapping[str, Sequence[str]] | None = None,
         per_anchor: int = 2,
         augment: Callable[[Image.Image, np.random.Generator], Image.Image] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(rows, seed)
-        if isinstance(mined, datasets.Dataset):
-            mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined, self.per_anchor, self.augment = mined, per_anchor, augment
-        self.ids, self._indices = [], {}
-        if mined is not None:
-            self.ids = [str(name) for name in (rows.rows if isinstance(rows, CachedFeatures) else rows)["id"]]
-            self._indices = {name: index for index, name in enumerate(self.ids)}
-            without = next((name for name in self.ids if name not in mined), None)
-            if without is not None:
-                raise ValueError(f"nothing was mined for the row {without!r}: the mined negatives are of other rows")
+        plain = rows.rows if isinstance(rows, CachedFeatures) else rows
+        self.ids = [] if mined is None else [str(name) for name in plain["id"]]
+        self._indices = {name: index for index, name in enumerate(self.ids)}
+        without = next((name for name in self.ids if name not in (mined or ())), None)
+        if without is not None:
+            raise ValueError(f"nothing was mined for the row {without!r}: the mined negatives are of other rows")
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         generator, anchor = self.torch_random(index), self.rows[index]
         row: dict[str, Any] = {"anchor": anchor, "mined": [], "exists": []}
         if self.mined is not None:
             names = self.mined[self.ids[index]]
-            for place in torch.randperm(len(names), generator=generator)[: self.per_anchor].tolist():
-                if names[place] not in self._indices:
-                    raise ValueError(
-                        f"row {index} ({self.ids[index]!r}): its mined negative {names[place]!r} is not in the "
-                        "training rows; mine in these"
-                    )
-                row["mined"].append(self.rows[self._indices[names[place]]])
-            drawn, missing = len(row["mined"]), self.per_anchor - len(row["mined"])
-            row["mined"] += [anchor] * missing
-            row["exists"] = [True] * drawn + [False] * missing
+            drawn = [names[place] for place in torch.randperm(len(names), generator=generator)[: self.per_anchor]]
+            if unknown := [name for name in drawn if name not in self._indices]:
+                raise ValueError(
+                    f"row {index} ({self.ids[index]!r}): its mined negative {unknown[0]!r} is not in the training "
+                    "rows; mine in these"
+                )
+            missing = self.per_anchor - len(drawn)
+            row["mined"] = [self.rows[self._indices[name]] for name in drawn] + [anchor] * missing
+            row["exists"] = [True] * len(drawn) + [False] * missing
         if self.augment is not None and isinstance(self.rows, CachedFeatures):
             row["augmented"] = [self.rows.choose(index, 1 + int(torch.randint(2**31, (), generator=generator)))]
         elif self.augment is not None:
@@ -659,8 +616,7 @@ class SolarStage2Trainer(SolarTrainer):
         gathered = gather_rows(anchors, ids=ids, present=mask[:, :1].any(1))
         positives, negatives = (samples[:, :1], samples[:, 1:]), (mask[:, :1], mask[:, 1:])
         loss = multi_positive(anchors, *positives, temperature, *negatives, gathered=gathered)
-        further = self.itc_terms(embeddings, inputs) | self.gcl_terms(embeddings, inputs)
-        return {"solar_loss": loss} | further | {"temperature": temperature.detach()}
+        return {"solar_loss": loss} | self.pair_terms(embeddings, inputs) | {"temperature": temperature.detach()}
 
     @torch.no_grad()
     def construct(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
@@ -17,6 +16,7 @@ from conjoin.evaluation.report import write_page
 from conjoin.evaluation.results import picture
 from conjoin.processing.input_types import apply_input_type
 from conjoin.trainers.solar_masks import ROLES, align, construct_samples, fit_threshold, pair_tokens, segment_patches
+from conjoin.trainers.solar_teachers import tokenize_with_spans
 
 PANEL_PIXELS, SHORTEST_SIDE = 640, 280
 """Most pixels of a picture's side in the page; fewest of any picture, which is enlarged by a whole factor."""
@@ -70,15 +70,15 @@ def explain_pair(model: Any, processor: Any, image: Any, text: str) -> Explanati
         for statistic in (processor.image_processor.image_mean, processor.image_processor.image_std)
     )
     levels = ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
-    (images,), (texts,) = output.image_tokens.float().cpu(), output.text_tokens.float().cpu()
+    _, patches, words = align(pair_tokens(output))
     local = output.text_token_mask[0].cpu()
     return Explanation(
         Image.fromarray(levels[: rows * patch_size, : columns * patch_size].numpy()),
         (rows, columns),
-        F.cosine_similarity(texts[:1], images[1:], dim=-1),
-        images[1:],
-        _words(processor.tokenizer, text.strip(), batch["input_ids"][0].cpu(), local),
-        F.cosine_similarity(images[:1], texts[1:], dim=-1)[local],
+        patches.scores[0].cpu(),
+        output.image_tokens[0, 1:].float().cpu(),
+        _words(processor, text.strip(), batch["input_ids"][0].cpu(), local),
+        words.scores[0].cpu()[local],
         float(output.embeddings[0] @ output.embeddings[1]),
     )
 
@@ -170,14 +170,12 @@ def _embed(model: Any, processor: Any, items: Sequence[Any]) -> tuple[Any, Any]:
     return batch, model(**batch, views=("image", "text"), output_tokens=True)
 
 
-def _words(tokenizer: Any, text: str, input_ids: Tensor, local: Tensor) -> list[str]:
-    """Return the text piece of each local token, or the token's name if the piece is empty or unknown."""
-    names = tokenizer.convert_ids_to_tokens(input_ids[local].tolist())
-    options = {"truncation": True, "return_offsets_mapping": True, "split_special_tokens": True}
-    offsets = tokenizer(text, max_length=len(input_ids), **options)["offset_mapping"]
-    pieces = [text[first:last].strip() for first, last in offsets] + [""] * (len(local) - len(offsets))
-    kept = [piece for piece, keep in zip(pieces, local, strict=True) if keep]
-    return [piece or name for piece, name in zip(kept, names, strict=True)]
+def _words(processor: Any, text: str, input_ids: Tensor, local: Tensor) -> list[str]:
+    """Return the text piece of each local token, or the token's name if the piece is empty."""
+    limits = (processor.max_text_length, processor.text_padding)
+    _, (spans,) = tokenize_with_spans(processor.tokenizer, [text], *limits)
+    names, inked = processor.tokenizer.convert_ids_to_tokens(input_ids[local].tolist()), "".join(text.split())
+    return [inked[first:last] or name for (first, last), name in zip(spans[local].tolist(), names, strict=True)]
 
 
 # Pictures

@@ -213,16 +213,15 @@ def segment_patches(features: Tensor) -> Tensor:
         distances = (1 - products / norms[:, :, None] / norms[:, None]).clamp_(min=0)
         for image, condensed in enumerate(distances.cpu().numpy()[:, rows, columns].astype(np.float64), start):
             tree, cut = linkage(condensed, "average"), FIRST_CUT
-            largest = [1, *np.maximum.accumulate(tree[:, 3])]  # patches of the largest segment after so many merges
             for _ in range(MAX_CUTS):
-                used, merges = cut, np.searchsorted(tree[:, 2], cut, "right")
-                if largest[merges] / count > MAX_SHARE:
+                segments = fcluster(tree, cut, "distance")
+                sizes = np.bincount(segments)[1:]
+                if sizes.max() / count > MAX_SHARE:
                     cut -= CUT_STEP
-                elif count - merges > MAX_SEGMENTS:
+                elif len(sizes) > MAX_SEGMENTS:
                     cut += CUT_STEP
                 else:
                     break
-            segments = fcluster(tree, used, "distance")
             roots, names = leaders(tree, segments)
             numbers = np.argsort(names[np.argsort(roots)])  # by the order of merges
             labels[image] = torch.from_numpy(numbers[segments - 1])

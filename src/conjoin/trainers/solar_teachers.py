@@ -70,7 +70,7 @@ class Teachers:
         max_text_length: Maximum text length in tokens; None for the tokenizer's limit.
 
     Raises:
-        ValueError: The vocabularies of both text models differ in size, or the tokenizer is slow.
+        ValueError: The vocabularies of both text models differ in size.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Teachers:
         sizes = [each.config.get_text_config().vocab_size for each in texts]
         if len(set(sizes)) > 1:
             raise ValueError(f"text and text_global read the same tokens, but their vocabularies have sizes {sizes}")
-        tokenize_with_spans(tokenizer, ["a"])
         self.vision, self.texts = vision.requires_grad_(False).eval(), [e.requires_grad_(False).eval() for e in texts]
         self.image_processor, self.patch_size = image_processor, vision.config.patch_size
         self.tokenizer, self.max_text_length = tokenizer, max_text_length
@@ -149,7 +148,7 @@ class TeacherCollator:
         teachers: The teachers to prepare inputs for.
 
     Raises:
-        ValueError: The student's tokenizer is slow; on a call, a row lacks its image or text.
+        ValueError: On a call, a row lacks its image or text.
     """
 
     def __init__(self, processor: ImageTextProcessor, patch_size: int, teachers: Teachers) -> None:
@@ -159,7 +158,6 @@ class TeacherCollator:
             processor.image_processor, teachers.image_processor, teachers.patch_size, patch_size
         )
         self.tokenizer, self.max_length = teachers.tokenizer, teachers.max_text_length
-        tokenize_with_spans(processor.tokenizer, ["a"])
         size = processor([Image.new("RGB", (32, 32))])["pixel_values"].shape[-2:]
         self.grid = [side // patch_size for side in size]
 
@@ -224,15 +222,7 @@ def tokenize_with_spans(
     Returns:
         The encoding, and spans `(N, T, 2)`: start and exclusive end of each token. Positions do not count white space,
         because tokenizers assign it differently. Special tokens and padding have empty spans.
-
-    Raises:
-        ValueError: The tokenizer is slow and does not report character offsets.
     """
-    if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} is no fast tokenizer: it does not report the character offsets of its "
-            "tokens, so a teacher cannot be aligned"
-        )
     limit = text_limit(tokenizer, max_length)
     encoded = tokenizer(
         texts,
