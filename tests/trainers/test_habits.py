@@ -329,5 +329,7 @@ def test_a_grade_is_refused_and_not_taken_for_a_match(trainer, column):
 )  # fmt: skip
 def test_batches_without_a_negative_are_an_error(trainer, kind, rows, size, chunk_size):
     made = trainer(kind, rows, per_device_train_batch_size=size, gradient_cache_chunk_size=chunk_size)
-    with pytest.raises(ValueError, match=f"no batch had a negative, so the loss is 0: its {size} rows are"):
+    with pytest.raises(
+        ValueError, match=f"100% of the batches have no negative, so their loss is 0: their {size} rows"
+    ):
         made.train()

@@ -63,7 +63,6 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"use_cpu": "maybe"}, "--use_cpu: Truthy value expected"),
         ({"columns": "image"}, "columns: 'image'; expected ROLE=COLUMN"),
         ({"on_error": "ignore"}, r"--on_error: invalid choice: 'ignore' \(choose from"),
-        ({"shuffle_window": 0, "dataset_streaming": True}, "shuffle_window=0; expected at least 1"),
         ({"dataset_format": "querys"}, "dataset_format='querys'; expected one of pairs, queries"),
         ({"dataset_format": "mmeb", "instruction": "x"}, "instruction='x' has no effect on rows of format mmeb"),
         ({"dataset_format": "merit", "datasets": ["A"]}, r"datasets=\['A'\] has no effect on rows of format merit"),

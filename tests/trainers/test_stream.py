@@ -9,8 +9,8 @@ import pytest
 from datasets import IterableDataset
 from safetensors.torch import load_file
 
-from conjoin.data import SkippedFile
-from conjoin.trainers.recipe import DataArguments, load_recipe
+from conjoin.data import DataArguments, SkippedFile
+from conjoin.trainers.recipe import load_recipe
 from conjoin.trainers.runs import build_trainer, run
 from tiny_training import make_encoder, make_rows, make_trainer, small_run, without_dropout, write_pairs, write_recipe
 
@@ -63,7 +63,7 @@ def test_rows_are_shuffled_in_a_window(sources, load):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": -1.0}, "dataset_mixture: a weight is -1.0; expected a positive number"),
+        ({"weight": -1.0}, "weight.: -1.0.*expected path, split, weight .a positive number"),
         ({"path": "memory://bucket/nothing.parquet"}, "no such file"),
         ({"path": "memory://bucket/a.csv"}, "expected files ending in .parquet"),
     ],
@@ -125,5 +125,5 @@ def test_rows_of_which_none_can_be_used_are_refused(tiny_checkpoints, tmp_path, 
         (tmp_path / f"rows/{name}.png").write_bytes(b"no picture")
     path = write_recipe(tmp_path, tiny_checkpoints, "contrastive", tmp_path / "rows", on_error="skip")
     words = [*small_run(tmp_path / "out"), *(["--dataset_streaming=true", "--max_steps=2"] if streaming else [])]
-    with pytest.raises(ValueError, match=r"none of the 2 rows|has no row that can be used"):
+    with pytest.raises(ValueError, match=r"none of the (2 )?rows of .* can be used"):
         build_trainer(load_recipe(path, words))

@@ -57,10 +57,10 @@ class Options(ColumnOptions, ImageOptions, PromptOptions, ComputeOptions):
 
 def run(options: Options) -> None:
     """Run the command."""
+    from conjoin.data.arguments import parse_yaml
     from conjoin.devices import choose_device
     from conjoin.retrieval import Miner, load_encoder, load_reranker, mine_hard_negatives, parse_miners
     from conjoin.retrieval.mining.mine import needed_part
-    from conjoin.trainers.recipe import parse_yaml
 
     if options.miners is None and not options.miner:
         raise ValueError("nothing to mine by: pass --miner, --miners or both")

@@ -1,3 +1,4 @@
+from conjoin.data.arguments import DataArguments as DataArguments
 from conjoin.data.augment import augment_image as augment_image
 from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
 from conjoin.data.collators import (

@@ -114,6 +114,7 @@ class SkippedFile:
     """
 
     def __init__(self, folder: str | Path, main: bool = True, rank: int = 0) -> None:
+        self.main = main
         self.path = Path(folder) / (SKIPPED_FILE if main else f"skipped-{rank}.jsonl")
         self.rows = set(read_skipped(self.path))
 

@@ -20,7 +20,6 @@ from .puma import (
 )
 from .queries import QueryCandidateConfig as QueryCandidateConfig, QueryCandidateTrainer as QueryCandidateTrainer
 from .recipe import (
-    DataArguments as DataArguments,
     ModelArguments as ModelArguments,
     Recipe as Recipe,
     load_recipe as load_recipe,

@@ -777,18 +777,23 @@ class RetrievalTrainer(Trainer):
         """Add the mean of every loss term since the last log, over all devices, to the log entry.
 
         Raises:
-            ValueError: No batch since the last log had a negative.
+            ValueError: No batch before the first log had a negative.
         """
         if self._term_count and ("loss" in logs or "train_loss" in logs):
             means = {
                 name: self.accelerator.gather((value / self._term_count).detach().float().reshape(1)).mean().item()
                 for name, value in self._term_sums.items()
             }
-            if means.pop(_ALONE) == 1:
-                raise ValueError(
-                    f"no batch had a negative, so the loss is 0: its {self.args.per_device_train_batch_size} rows are "
-                    "alone or of one group; raise per_device_train_batch_size, or correct the column group"
+            alone, is_first = means.pop(_ALONE), all("loss" not in entry for entry in self.state.log_history)
+            if alone:
+                problem = (
+                    f"{alone:.0%} of the batches have no negative, so their loss is 0: their "
+                    f"{self.args.per_device_train_batch_size} rows are alone or of one group; raise "
+                    "per_device_train_batch_size, or correct the column group"
                 )
+                if is_first and alone == 1:
+                    raise ValueError(problem)
+                logger.warning(problem)
             logs |= means if "loss" in logs else {}
             self._term_sums, self._term_count = {}, 0
         if "loss" in logs or "train_loss" in logs:

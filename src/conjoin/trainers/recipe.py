@@ -1,38 +1,21 @@
 """A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
 
 import difflib
-import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import datasets
-import yaml
 from accelerate import PartialState
 from peft import LoraConfig
 from transformers import HfArgumentParser, PreTrainedModel, ProcessorMixin
 
 import conjoin
-from conjoin.data import (
-    QUERY_FORMATS,
-    SAMPLE_SOURCE,
-    QueryMix,
-    QueryTable,
-    Skipped,
-    SkippedFile,
-    load_sample_text_tower,
-    load_sample_vision_tower,
-    load_training_pairs,
-    sample_image_processor,
-)
-from conjoin.data.columns import columns_by_role
-from conjoin.data.row_checks import problem_of
+from conjoin.data import DataArguments, load_sample_text_tower, load_sample_vision_tower, sample_image_processor
+from conjoin.data.arguments import parse_field, parse_yaml
 from conjoin.hub import check_model, load_trainable
 from conjoin.hub.build import TWO_TOWERS, image_text_processor, towers_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -40,7 +23,6 @@ from conjoin.processing.sentence_files import SentenceFilesMixin, check_processo
 from conjoin.trainers.base import RetrievalConfig
 from conjoin.trainers.peft import find_part, quantize
 
-logger = logging.getLogger(__name__)
 TRAINERS = {
     "contrastive": ("contrastive", "Contrastive"),
     "gcl": ("gcl", "Gcl"),
@@ -114,8 +96,8 @@ class ModelArguments:
     load_in_4bit: bool = False
 
     def __post_init__(self) -> None:
-        self.model_init_kwargs = _parsed(self.model_init_kwargs, "model_init_kwargs")
-        self.prompts = _parsed(self.prompts, "prompts")
+        self.model_init_kwargs = parse_field(self.model_init_kwargs, "model_init_kwargs")
+        self.prompts = parse_field(self.prompts, "prompts")
 
     def load(self) -> tuple[PreTrainedModel, ProcessorMixin]:
         """Load or compose the model and its processor.
@@ -189,151 +171,6 @@ class ModelArguments:
         processor = image_text_processor(image_processor, tokenizer, max_text_length=self.max_text_length)
         vision_tower = load_sample_vision_tower() if vision == SAMPLE else vision
         return towers_model(TWO_TOWERS[self.model_type], vision_tower, tower, **options), processor
-
-
-@dataclass
-class DataArguments:
-    """The rows for training and evaluation: image-text pairs, or queries with candidates.
-
-    Args:
-        dataset_name: A folder, a CSV, JSONL or Parquet file, webdataset shards, a dataset id, the name of the
-            embedded sample, or the root folder of a published data set.
-        dataset_train_split: Training split.
-        dataset_test_name: Rows for R@k during training; `dataset_name` when only `dataset_test_split` is set.
-        dataset_test_split: Evaluation split; without it and `dataset_test_name` there is no evaluation.
-        dataset_format: `pairs`; `queries`, rows of your own for `conjoin.data.QueryTable`; or one of
-            `conjoin.data.QUERY_FORMATS`.
-        dataset_streaming: Read pairs during training; needs `max_steps`.
-        dataset_mixture: Several sources in place of `dataset_name`, as YAML: a list of `{"path", "split"?, "weight"?,
-            "columns"?, "instruction"?, "name"?}`. The weight of a table of queries is how often its rows are used in
-            an epoch; that of streamed pairs is the probability of its rows, in relation to the others.
-        columns: Columns that are not guessed right, by role: `{image: photo, text: [name, brand], id: sku}`, as a flag
-            image=photo text=name,brand id=sku; `group`, too, and of queries `query`, `positive` ...
-        datasets: Of a collection: names of the data sets to use; empty for all.
-        hard_negatives: Negatives per row, from those in the data; of a sentence table at most 1.
-        instruction: For queries: the instruction of the rows that have none.
-        instructions: Of a collection: whether queries include their instruction.
-        ood: Drop the queries that an out-of-distribution test holds out: `language`, `attribute` or `class`.
-        shuffle_window: Rows of streams that are held and shuffled; 1 keeps their order.
-        on_error: `raise` stops at a row of pairs that cannot be used; `skip` skips it, counts it and lists it in
-            `skipped.jsonl` in `output_dir`. Evaluation rows always raise.
-    """
-
-    dataset_name: str = SAMPLE_SOURCE
-    dataset_train_split: str = "train"
-    dataset_test_name: str | None = None
-    dataset_test_split: str | None = None
-    dataset_format: str = "pairs"
-    dataset_streaming: bool = False
-    dataset_mixture: list[dict[str, Any]] | str | None = None
-    columns: dict[str, Any] | str | list[str] | None = field(default=None, metadata={"nargs": "+"})
-    datasets: list[str] = field(default_factory=list)
-    hard_negatives: int = 0
-    instruction: str | None = None
-    instructions: bool = True
-    ood: str | None = None
-    shuffle_window: int = 1000
-    on_error: Literal["raise", "skip"] = "raise"
-
-    def __post_init__(self) -> None:
-        self.columns = columns_by_role(self.columns) or None
-        self.dataset_mixture = _parsed(self.dataset_mixture, "dataset_mixture")
-        options = {"pairs": {"columns", "dataset_streaming", "on_error"}}
-        options["queries"] = {"columns", "hard_negatives", "instruction"}
-        options |= {name: vars(self).keys() & signature(load).parameters for name, load in QUERY_FORMATS.items()}
-        if self.dataset_format not in options:
-            raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(options)}")
-        if self.shuffle_window < 1:
-            raise ValueError(f"shuffle_window={self.shuffle_window}; expected at least 1")
-        defaults = {each.name: each.default for each in fields(self)} | {"datasets": []}
-        for name in sorted(set().union(*options.values()) - options[self.dataset_format]):
-            if vars(self)[name] not in (defaults[name], None, {}):
-                raise ValueError(f"{name}={vars(self)[name]!r} has no effect on rows of format {self.dataset_format}")
-
-    @property
-    def has_queries(self) -> bool:
-        """Whether the rows are queries with candidates, not pairs."""
-        return self.dataset_format != "pairs"
-
-    def load(self, seed: int = 0, skipped: SkippedFile | None = None) -> tuple[Any, Any]:
-        """Load the training rows and the evaluation rows (or None).
-
-        Args:
-            seed: Of the order of streams.
-            skipped: Where the rows of streams that cannot be used are listed; None to log them.
-
-        Raises:
-            ValueError: Several sources of pairs are not streamed, or two have one name.
-        """
-        evaluation = None
-        if self.dataset_test_name is not None or self.dataset_test_split is not None:
-            if self.dataset_mixture and self.dataset_test_name is None:
-                raise ValueError(
-                    f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
-                    "Name the evaluation rows by dataset_test_name"
-                )
-            split = self.dataset_test_split or self.dataset_train_split
-            evaluation = self._rows({"path": self.dataset_test_name or self.dataset_name, "split": split})
-        sources: Any = self.dataset_mixture or [{"path": self.dataset_name, "split": self.dataset_train_split}]
-        weights = [float(source.get("weight", 1.0)) for source in sources]
-        for weight in weights:
-            if not 0 < weight < float("inf"):
-                raise ValueError(f"dataset_mixture: a weight is {weight}; expected a positive number")
-        if not self.has_queries and self.dataset_streaming:
-            names = [source.get("name") or source.get("path") for source in sources]
-            streams = []
-            for name, source in zip(names, sources, strict=True):
-                if names.count(name) > 1:
-                    raise ValueError(f"dataset_mixture: two sources are called {name!r}; give one another name")
-                rows = self._rows(source, streaming=True, on_error=self.on_error)
-                if self.on_error == "skip":
-                    rows = rows.filter(partial(_is_usable, source=name, skipped=skipped)).remove_columns("problem")
-                    if next(iter(rows), None) is None:
-                        raise ValueError(f"the source {name!r} has no row that can be used")
-                streams.append(rows.repeat(None))
-            shares = [weight / sum(weights) for weight in weights]
-            how: Any = {"probabilities": shares if len({*weights}) > 1 else None, "seed": seed}
-            mixed = datasets.interleave_datasets(streams, stopping_strategy="all_exhausted", **how)
-            return mixed.shuffle(seed=seed, buffer_size=self.shuffle_window), evaluation
-        if len(sources) > 1 and not self.has_queries:
-            raise ValueError("dataset_mixture: several sources of pairs are streamed; set dataset_streaming: true")
-        if self.dataset_mixture and self.dataset_format == "queries":
-            return QueryMix([self._rows(source) for source in sources], weights), evaluation
-        return self._rows(sources[0], on_error=self.on_error), evaluation
-
-    def _rows(self, source: Mapping[str, Any], streaming: bool = False, on_error: str = "raise") -> Any:
-        """Load the rows of one source."""
-        unknown = sorted({*source} - {"path", "split", "weight", "columns", "instruction", "name"})
-        if unknown or "path" not in source:
-            raise ValueError(
-                f"dataset_mixture: {dict(source)}: expected path, split, weight, columns, instruction, name"
-            )
-        path, split = source["path"], source.get("split", "train")
-        columns: Any = source.get("columns") or self.columns or {}
-        if self.dataset_format == "queries":
-            return QueryTable(
-                path,
-                columns=columns,
-                split=split,
-                hard_negatives=self.hard_negatives,
-                instruction=source.get("instruction") or self.instruction,
-                name=source.get("name"),
-            )
-        if self.has_queries:
-            values = vars(self) | {"columns": columns, "datasets": tuple(self.datasets)}
-            load = QUERY_FORMATS[self.dataset_format]
-            options = {name: values[name] for name in values.keys() & signature(load).parameters}
-            return load(path, split=split, **options)
-        return load_training_pairs(path, split=split, streaming=streaming, columns=columns, on_error=on_error)
-
-
-def _is_usable(row: Mapping[str, Any], source: str, skipped: SkippedFile | None) -> bool:
-    reason = problem_of(row)
-    if reason is not None and skipped is not None:
-        skipped.add([Skipped(source, None, row["id"], reason)])
-    elif reason is not None:
-        logger.warning("skipped a row of %s: %s", source, reason)
-    return reason is None
 
 
 class Recipe(NamedTuple):
@@ -464,25 +301,6 @@ def load_recipe(
     return Recipe(name, model, data, training)
 
 
-class _Numbers(yaml.SafeLoader):
-    """Reads `1e-6` as a number, as YAML 1.2 does; for YAML 1.1 it is a text without a point in it."""
-
-
-_Numbers.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML.
-
-    Raises:
-        ValueError: It is not YAML; the message starts with `where`.
-    """
-    try:
-        return yaml.load(text, _Numbers)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
 def _parse(classes: tuple[type, ...], values: dict[str, Any], flags: Sequence[str], file: str) -> tuple[Any, ...]:
     """Fill dataclasses by `HfArgumentParser`: the values of a file as flags before those of the command line."""
     parser = _Parser(classes, allow_abbrev=False)
@@ -555,11 +373,3 @@ def _unknown(key: str, actions: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(key, actions, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`conjoin train RECIPE --keys` lists them"
     return f"unknown key {key!r}; {hint}"
-
-
-def _parsed(value: Any, key: str) -> Any:
-    value = parse_yaml(value, f"--{key}") if isinstance(value, str) else value
-    expected = list if key == "dataset_mixture" else dict
-    if value is not None and not isinstance(value, expected):
-        raise ValueError(f"{key}={value!r}; expected a {'list' if expected is list else 'mapping'}, such as {{a: b}}")
-    return value

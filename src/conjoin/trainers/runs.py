@@ -8,12 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from conjoin.data import SkippedFile, without_problems
+from conjoin.data import SkippedFile
 from conjoin.data.row_checks import remove_skipped
 from conjoin.losses.gather import is_distributed
 from conjoin.processing import MllmRetrieverProcessor
@@ -40,11 +39,8 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
     folder, args = Path(str(recipe.training.output_dir)), recipe.training
     if args.should_save and not args.resume_from_checkpoint:
         remove_skipped(folder)
-    rows, evaluation = recipe.data.load(args.seed, SkippedFile(folder, args.should_save, args.process_index))
-    if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
-        rows, bad = without_problems(rows, recipe.data.dataset_name)
-        if recipe.training.should_save:
-            SkippedFile(folder).add(bad)
+    skipped = SkippedFile(folder, args.should_save, args.process_index)
+    rows, evaluation = recipe.data.load(args.seed, skipped)
     return kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
 
 
