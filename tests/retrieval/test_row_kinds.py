@@ -29,8 +29,6 @@ def test_rows_of_a_kind(folder, kind, memory):
     assert search_items(collection, encoder, ["red"], kind=kind, where=cheap).ids == [[f"{kind} 0"]]
     assert search_items(collection, encoder, ["red"], kind=kind, group_by="price", k=1).ids[0][0] in own
     assert "row_kind" not in collection.rows([f"{kind} 0"])[0]
-    with pytest.raises(ValueError, match="a parenthesis is closed that is not open"):
-        search_items(collection, encoder, ["red"], kind=kind, where="true) or (true")
 
 
 def test_a_row_changes_its_kind(tmp_path):

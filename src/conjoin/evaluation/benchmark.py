@@ -13,7 +13,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import torch
 
 from conjoin.constants import Role
@@ -99,8 +98,8 @@ class _Vectors:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batches(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        yield pa.array(self.ids, pa.string()), self.matrix
+    def batches(self) -> Iterator[np.ndarray]:
+        yield self.matrix
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         return self.matrix if ids is None else self.matrix[[self._index[id_] for id_ in ids]]

@@ -28,7 +28,6 @@ from conjoin.retrieval.collection_table import (
     check_files,
     check_place,
     committing,
-    condition,
     connect,
     id_conditions,
     index_names,
@@ -188,10 +187,9 @@ class Collection(Searchable):
         """All ids, in the order of `vectors`."""
         return self.select()
 
-    def batches(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        """The ids and the vectors `(n, D)` of all rows, batch by batch."""
-        for batch in self.scan(["id", "vector"]):
-            yield batch["id"], matrix(batch["vector"], self.dimension)
+    def batches(self) -> Iterator[np.ndarray]:
+        """The vectors `(n, D)` of all rows, batch by batch."""
+        return (matrix(batch["vector"], self.dimension) for batch in self.scan(["vector"]))
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
@@ -253,7 +251,9 @@ class Collection(Searchable):
 
     def _query(self, columns: list[str], where: str | None) -> Any:  # noqa: ANN401 - lancedb's
         query = self.table.search().select(columns)
-        return query if where is None else query.where(condition(where))
+        return (
+            query if where is None else query.where(f"({where})")
+        )  # else Lance passes over what follows a whole expression
 
     def _read(self, columns: list[str], where: str | None = None) -> pa.Table:
         """As `scan`, at once, with Lance's number of each row as `_rowid`."""
@@ -317,7 +317,7 @@ class Collection(Searchable):
         else:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
         with reading(self.uri, where, self.schema):
-            table = (search if where is None else search.where(condition(where))).to_arrow()
+            table = (search if where is None else search.where(f"({where})")).to_arrow()
         owners = table["query_index"].to_numpy() if "query_index" in table.column_names else np.zeros(len(table), int)
         ids, candidates = table["id"].to_pylist(), matrix(table["vector"], self.dimension)
         rankings = []

@@ -29,9 +29,6 @@ KINDS = ("image", "text", "both")
 IDS_AT_ONCE = 1000
 """How many ids stand in one condition."""
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
-_TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|(\w+|[^\w\s,])""")
-_MOST_TOKENS = 600
-"""Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
 _CACHED = 2**22
 """Bytes of indexes and of metadata that a writer keeps; by default Lance keeps up to 7 GB."""
 TABLE_NAME, TABLE = "train", "data/train.lance"
@@ -128,36 +125,17 @@ def index_names(table: Table) -> list[str]:
     return [index.name for index in table.list_indices()]
 
 
-def condition(where: str) -> str:
-    """A condition in parentheses: without them Lance passes over all that follows a whole expression.
-
-    Raises:
-        ValueError: It closes a parenthesis that it did not open, or has too many words and signs.
-    """
-    depth, tokens = 0, [token for token in _TOKENS.findall(where) if token]
-    for token in tokens:
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        if depth < 0:
-            raise ValueError("a parenthesis is closed that is not open")
-    if len(tokens) > _MOST_TOKENS:
-        raise ValueError(
-            f"it has {len(tokens)} words and signs, and {_MOST_TOKENS} are the most; a list of any length is one "
-            "comparison: `id in ('a', 'b', ...)`"
-        )
-    return f"({where})"
-
-
 def with_kind(where: str | None, kind: str | None) -> str | None:
     """A condition that holds for rows of a kind alone, one of `KINDS`; None for all kinds.
 
     Raises:
-        ValueError: There is no such kind; and as `condition`.
+        ValueError: There is no such kind.
     """
     if kind is None:
         return where
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r} of row; expected one of {', '.join(KINDS)}")
-    return " and ".join([*([] if where is None else [condition(where)]), f"row_kind == '{kind}'"])  # == of Milvus
+    return " and ".join([*([] if where is None else [f"({where})"]), f"row_kind == '{kind}'"])  # == of Milvus
 
 
 def id_conditions(ids: Sequence[str]) -> Iterator[str]:

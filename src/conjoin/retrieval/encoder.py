@@ -355,19 +355,15 @@ class ItemEncoder:
 
         return cos_sim(embeddings1, embeddings2)
 
-    def _embed(self, batch: dict[str, Any], normalize: bool) -> torch.Tensor:
-        """The embeddings `(n, D)` of what the processor made of a batch."""
-        output = self.model(**send_to_device(batch, self.device))
-        is_raw = not normalize and not isinstance(self.processor, OWN_PROCESSORS)
-        return output.pooler_output if is_raw else output.embeddings
-
     def _forward(
         self, inputs: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], normalize: bool
     ) -> np.ndarray:
         """Run a batch; returns `(n, D)` float32: of an item with several embeddings their mean, L2-normalised."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            parts = [self._embed(batch, normalize) for batch in inputs]
+            outputs = [self.model(**send_to_device(batch, self.device)) for batch in inputs]
+        raw = [None if normalize else getattr(output, "raw", None) for output in outputs]
+        parts = [output.embeddings if part is None else part for output, part in zip(outputs, raw, strict=True)]
         embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
         if embeddings.ndim != 2 or len(embeddings) != sum(counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")

@@ -7,18 +7,14 @@ own folder, and of the folders that the user allowed (`conjoin.data.allow_root`,
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 
 from conjoin.data.row_images import check_image_path, folders_beside, map_images
 from conjoin.processing.item_images import concatenate_images, load_image
 
-if TYPE_CHECKING:
-    pass
-
 _QUALITY = 85
-_BATCHES = 50
 
 
 def load_picture(image: Any, name: str = "item") -> Image.Image:  # noqa: ANN401 - an image or several

@@ -1,12 +1,13 @@
 """From an address to something that is searched, and from items to results."""
 
-from collections.abc import Collection as Container, Iterator, Mapping, Sequence
+from collections.abc import Collection as Container, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from conjoin.constants import RANKINGS, RankBy
@@ -291,21 +292,13 @@ def search_exactly(
     Raises:
         ValueError: None of the `ids` is in the collection; and as `exact_search`.
     """
-    among = None
+    names, among = pa.array(collection.ids, pa.string()), None
     if ids is not None:
-        wanted = set(ids)
-        among = np.array([index for index, id_ in enumerate(collection.ids) if id_ in wanted], dtype=np.int64)
+        among = np.flatnonzero(pc.is_in(names, pa.array([*ids], pa.string())))
         if not len(among):
             raise ValueError(f"none of the ids to search among is in the collection {collection.uri!r}")
-    names: list[pa.Array] = []
-
-    def blocks() -> Iterator[np.ndarray]:
-        for block_ids, vectors in collection.batches():
-            names.append(block_ids)
-            yield vectors
-
-    positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
-    return Ranking.at(pa.chunked_array(names, pa.string()), positions, scores)
+    positions, scores = exact_search(queries, collection.batches(), k, among=among, device=device)
+    return Ranking.at(names, positions, scores)
 
 
 def check_model(collection: Searchable, encoder: ItemEncoder) -> None:
