@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conjoin.data.cells import as_id
+from conjoin.data.cells import as_id, is_missing
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
@@ -87,7 +87,7 @@ def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
     """
     names, unnamed = [], []
     for index, row in enumerate(rows):
-        group, id_ = as_id(row.get("group")), row.get("id")
+        group, id_ = as_id(row.get("group")), as_id(row.get("id"))
         if group is None and id_ is None:
             unnamed.append(index)
         else:
@@ -180,7 +180,7 @@ def _per_candidate(
 
     If rows have only the positive's modality, their negatives share it.
     """
-    values = [row.get(positive) for row in rows]
+    values = [None if is_missing(value := row.get(positive)) else value for row in rows]
     if all(value is None for value in values):
         return None
     others: list[Any] = []

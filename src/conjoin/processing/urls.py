@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from conjoin.processing import item_images
-from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_error import ItemError, MissingFileError
 
 ALLOW_URLS = "CONJOIN_ALLOW_URLS"
 """The environment variable that allows URLs: `public`, or `private` for all addresses; none if unset. So child
@@ -55,6 +55,7 @@ def fetch(url: str, name: str, max_bytes: int = item_images.MAX_IMAGE_BYTES) -> 
 
     Raises:
         ItemError: URLs are not allowed, or it cannot be fetched within the limits.
+        MissingFileError: There is nothing: the server says 404 or 410.
     """
     private = check_urls_allowed(url, name) == "private"
     try:
@@ -67,7 +68,10 @@ def fetch(url: str, name: str, max_bytes: int = item_images.MAX_IMAGE_BYTES) -> 
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         said = str(error).partition("\n")[0]  # a second line of httpx links to a manual
-        raise ItemError(name, f"image {url!r}: cannot fetch the image ({said})") from error
+        is_gone = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (404, 410)
+        raise (MissingFileError if is_gone else ItemError)(
+            name, f"image {url!r}: cannot fetch the image ({said})"
+        ) from error
 
 
 async def _fetch(url: str, private: bool, max_bytes: int) -> bytes:

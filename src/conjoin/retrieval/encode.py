@@ -5,6 +5,7 @@ encoded and upserted. At the end the rows that are gone are deleted, and the new
 fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -22,11 +23,11 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from conjoin.constants import DTYPES
-from conjoin.data.cells import row_kind
+from conjoin.data.cells import is_missing, row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, UniqueIds, check_on_error, id_keys, repeated_id
-from conjoin.data.row_images import row_item
-from conjoin.processing.item_error import ItemError
+from conjoin.data.row_images import plain_text, row_item
+from conjoin.processing.item_error import ItemError, MissingFileError
 from conjoin.processing.item_inputs import check_parts, check_unicode
 from conjoin.progress import progress
 from conjoin.retrieval.collection import OWN_COLUMNS, Changes, Collection, vector_field
@@ -35,6 +36,7 @@ from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import differences, item_digest, row_digest
 
+logger = logging.getLogger(__name__)
 BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
@@ -99,7 +101,8 @@ def encode_collection(
     Args:
         rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none), and
             optionally `"metadata"`, a mapping of further values to keep (several images: a list, interleaved as for
-            `load_pairs`); a `datasets` dataset, streaming or not, or any iterable.
+            `load_pairs`); a `datasets` dataset, streaming or not, or any iterable. A row with a text whose image is
+            gone (no such file, 404) is encoded by its text, with a warning.
         encoder: Computes the vectors. The same batch size must be used on resuming for equal bits.
         uri: A folder, or `s3://`, `gs://`, `az://`; made if needed.
         processes: Accelerate's state of a launched run, whose processes share the rows; each gives the same rows, the
@@ -412,7 +415,7 @@ def encode_rows(
 
     def record(index: int, vector: np.ndarray) -> tuple[int, Record]:
         picture = {}
-        if options.keep_pictures and rows[index].get("image") is not None:
+        if options.keep_pictures and changed[index]["row_kind"] != "text":
             picture["picture"] = make_thumbnail(rows[index]["image"], options.keep_pictures, f"item {ids[index]!r}")
         return start + index, changed[index] | picture | {"vector": vector}
 
@@ -445,18 +448,37 @@ def encode_rows(
     yield EncodedChunk(moved, 0, unchanged, skipped[:], has_multi)
     skipped.clear()
     order = [index for index in changed if ids[index] not in stored]
-    batches = encoder.encode_batches(
-        [items[index] for index in order],
-        [ids[index] for index in order],
-        role=options.role,
-        prompt=options.prompt,
-        prompt_name=options.prompt_name,
-        on_unusable=lambda position, error: skip(order[position], error),
-    )
-    for _, usable, vectors in batches if order else ():
-        records = [record(order[position], vector) for position, vector in zip(usable, vectors, strict=True)]
-        yield EncodedChunk(records, len(records), 0, skipped[:])
-        skipped.clear()
+    while order:
+        lost: dict[int, ItemError] = {}  # rows whose text remains when their image is gone
+
+        def unusable(position: int, error: ItemError, order: list[int] = order, lost: Any = lost) -> None:  # noqa: ANN401
+            index = order[position]
+            if isinstance(error, MissingFileError) and changed[index]["row_kind"] == "both":
+                lost[index] = error
+            else:
+                skip(index, error)
+
+        batches = encoder.encode_batches(
+            [items[index] for index in order],
+            [ids[index] for index in order],
+            role=options.role,
+            prompt=options.prompt,
+            prompt_name=options.prompt_name,
+            on_unusable=unusable,
+        )
+        for _, usable, vectors in batches:
+            records = [record(order[position], vector) for position, vector in zip(usable, vectors, strict=True)]
+            yield EncodedChunk(records, len(records), 0, skipped[:])
+            skipped.clear()
+        for index in lost:
+            items[index] = {"text": plain_text(rows[index]["image"], rows[index]["text"])}
+            changed[index] |= {"row_kind": "text", "image": None}
+        if lost:
+            first = next(iter(lost.values()))
+            logger.warning(
+                "%d rows name an image that does not exist, and are read by their text; %s", len(lost), first
+            )
+        order = [*lost]
 
 
 def _image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
@@ -483,7 +505,7 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
             raise ItemError(
                 name, f'"metadata" holds {column!r}, which cannot be a column: {own}, "." and "`" mean more'
             )
-    return text | dict(kept)
+    return text | {column: None if is_missing(value) else value for column, value in kept.items()}
 
 
 def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], options: EncodeOptions) -> pa.Schema:
@@ -515,8 +537,6 @@ def to_table(records: Sequence[Record], dtype: str) -> pa.Table:
     for name in dict.fromkeys(name for record in records for name in record if name != "vector"):
         try:
             columns[name] = pa.array([record.get(name) for record in records])
-            if columns[name].type == pa.struct([]):
-                raise ValueError("its values are empty mappings")
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
     return pa.table(columns)
