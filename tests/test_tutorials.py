@@ -36,7 +36,7 @@ READER = {
     "choose": ["photos.csv", "runs/demo/model"],
     "compose": ["captions.jsonl", "other.jpg", "photo.jpg", "runs/small-mllm", "shop.csv"],
     "embedder": ["Qwen/Qwen3-VL-Embedding-2B", "photo.jpg", "shop.csv", "test.csv"],
-    "puma_lora": ["Qwen/Qwen2-VL-2B-Instruct", "blue.jpg", "chair.jpg", "nli.csv", "photos.csv", "sofa.jpg"],
+    "mllm": ["Qwen/Qwen2-VL-2B-Instruct", "blue.jpg", "chair.jpg", "nli.csv", "photos.csv", "sofa.jpg"],
     "solar": ["photo.jpg"],
 }
 """What a reader of each page has beside a clone: models, tables and photos that the page says are theirs."""
@@ -130,7 +130,9 @@ def test_tutorial_runs(page, folder, monkeypatch):
             elif language == "bash":
                 run_commands(code, bool(parse_only), monkeypatch)
             elif language == "python":
-                exec(compile(code, page.name, "exec"), namespace)
+                program = compile(code, page.name, "exec")
+                if not parse_only:
+                    exec(program, namespace)
 
 
 def run_commands(code, parse_only, monkeypatch):
