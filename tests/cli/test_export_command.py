@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image
-from transformers import AutoModel
+from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
 from conjoin.hub import export, load_model
@@ -71,3 +73,30 @@ def test_the_readout_of_a_joint_encoder(tiny_checkpoints, tmp_path):
     assert (vectors["fused"] == load_encoder(fused).encode([item, "a bus"])).all()
     change = abs(vectors["sum"] - vectors["fused"]).max(axis=1)
     assert change[0] > 1e-3 > change[1]
+
+
+@torch.no_grad()
+def embed(model, folder):
+    return model(**AutoProcessor.from_pretrained(folder, trust_remote_code=True)(["a man", "b"])).embeddings
+
+
+def test_adapters_of_peft_are_merged_into_the_model_that_they_name(saved, mllm_checkpoints, tmp_path, capsys):
+    torch.manual_seed(0)
+    plain, targets = AutoModel.from_pretrained(saved, trust_remote_code=True).eval(), r".*language_model.*\.q_proj"
+    before = embed(plain, saved)
+    adapted = get_peft_model(plain, LoraConfig(r=2, target_modules=targets, init_lora_weights=False)).eval()
+    adapted.save_pretrained(tmp_path / "adapters")
+    expected = embed(adapted, saved)
+    words = ["export", str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
+    config = tmp_path / "adapters/adapter_config.json"
+    for base, problem in (
+        (None, "names no base_model_name_or_path"),
+        (mllm_checkpoints("qwen2_vl")[0], "is a qwen2_vl"),
+    ):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
+        assert main(words) == 2 and problem in capsys.readouterr().err
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": saved}))
+    assert main(words) == 0
+    merged = AutoModel.from_pretrained(tmp_path / "merged", trust_remote_code=True).eval()
+    torch.testing.assert_close(embed(merged, tmp_path / "merged"), expected, rtol=0, atol=1e-5)
+    assert (before - expected).abs().max() > 1e-2

@@ -20,7 +20,7 @@ class Options:
     graphs, for onnxruntime and OpenVINO; onnx-int8 has weights in 8 bits.
 
     Args:
-        model: Folder or Hub name of a model of this package.
+        model: Folder or Hub name of a model of this package; or of adapters of peft for one, which are merged into it.
         out: The folder to write; it must not exist.
         format: See above.
         readout: Of a joint encoder: fused, or sum, which adds the vectors of image and text (default: the model's).
@@ -48,10 +48,16 @@ def run(options: Options) -> None:
         raise FileExistsError(f"{options.out!r} exists; choose another folder")
 
     from conjoin.hub import export, export_onnx, export_stock, load_model
+    from conjoin.hub.folder import adapter_base, model_kind
+    from conjoin.hub.load import merge_adapter
     from conjoin.models.joint_encoder import JointEncoderModel
 
-    loaded: Any = load_model(options.model, revision=options.revision)
-    model, processor = loaded
+    model: Any
+    if model_kind(options.model, options.revision) == "adapter":
+        model, processor = load_model(adapter_base(options.model, options.revision))
+        merge_adapter(model, options.model, options.revision)
+    else:
+        model, processor = load_model(options.model, revision=options.revision)
     given = {"query": options.query_prompt, "document": options.document_prompt}
     given = {name: text for name, text in given.items() if text is not None}
     if given:

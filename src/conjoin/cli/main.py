@@ -20,7 +20,6 @@ COMMANDS = {
     "app": "search a collection in the browser",
     "serve": "serve embeddings and search over HTTP",
     "mine": "find hard negatives of every row of a dataset",
-    "merge-adapter": "merge LoRA adapters into a stand-alone model folder",
     "export": "write a model as a folder that other programs load",
     "push": "push a model, a collection, a dataset, a metric or a search app to the Hub",
     "verify": "compare the files of collections and models with their checksums",

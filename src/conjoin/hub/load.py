@@ -157,7 +157,7 @@ def load_trainable(
             model = score_fusion_model(name, **options)
             own = processor or image_text_processor(name, name)
         else:
-            expected = "the model itself" if kind == "onnx" else "adapters and their model as one (merge-adapter)"
+            expected = "the model itself" if kind == "onnx" else "adapters and their model as one (conjoin export)"
             raise ValueError(f"{str(model)!r} is an {kind} and cannot be trained; expected {expected}")
         return model, processor or own
     if isinstance(model, SentenceTransformer):

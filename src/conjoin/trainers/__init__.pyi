@@ -11,7 +11,7 @@ from .contrastive import (
 from .coral import CoralConfig as CoralConfig, CoralTrainer as CoralTrainer
 from .features import CachedFeatures as CachedFeatures, collate_features as collate_features, precompute as precompute
 from .gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
-from .peft import add_adapters as add_adapters, load_adapted as load_adapted, merge_lora as merge_lora
+from .peft import add_adapters as add_adapters, merge_lora as merge_lora
 from .puma import (
     PumaStage1Config as PumaStage1Config,
     PumaStage1Trainer as PumaStage1Trainer,

@@ -1,7 +1,6 @@
 """LoRA by peft: adapters on a model, merged for saving, and apart from their model."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils import ModulesToSaveWrapper
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, ProcessorMixin
+from transformers import PreTrainedModel
 
-from conjoin.hub import load_model
-from conjoin.hub.load import merge_adapter
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 
 ADAPTER_FILE = "adapter_config.json"
@@ -165,35 +162,6 @@ def _merge_quantized(layer: Any, base: Any) -> nn.Linear:
     plain.weight = nn.Parameter((weight.float() + sum(updates)).to(base.compute_dtype), requires_grad=False)
     plain.bias = base.bias
     return plain
-
-
-def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """Load a model and its processor, and merge the adapters of a peft folder into the weights.
-
-    Args:
-        folder: Contains `adapter_config.json` and the adapters.
-        base: The adapted model, a model of this package; None for the one that the folder names, if that is a folder
-            of this machine.
-
-    Raises:
-        FileNotFoundError: The folder contains no adapters.
-        RuntimeError: A weight has another shape.
-        ValueError: The base is unknown or not a model of this package, or the adapters do not fit it.
-    """
-    folder = Path(folder)
-    if not (folder / ADAPTER_FILE).is_file():
-        raise FileNotFoundError(
-            f"no {ADAPTER_FILE} in {str(folder)!r}: expected a folder that peft wrote; "
-            "the checkpoint of a training run is resumed, --resume"
-        )
-    named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if base is None and not (named and Path(named).is_dir()):
-        raise ValueError(
-            f"the adapters in {str(folder)!r} are for {named!r}, no folder here: give the base, --base {named}"
-        )
-    base = base or named
-    model, processor = load_model(base)
-    return merge_adapter(model, folder), processor
 
 
 def save_adapter(model: MllmRetrieverModel, folder: str | Path, base: str) -> None:
