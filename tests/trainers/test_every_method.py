@@ -97,6 +97,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, tiny_checkpoints, mllm_che
     [
         ("PUMA 1", {"distill_scale": 1e-9}, "distillation_loss has .* raise distill_weight"),
         ("PUMA 1", {}, None),
+        ("SOLAR 1", {"ld_weight": 1e-9}, "ld_loss has .* raise ld_weight"),
+        ("SOLAR 1", {"margin": -3.0}, "gla_loss has 0 % .* raise gla_weight"),
+        ("SOLAR 1", {"gd_weight": 0.0}, None),
         ("Coral", {"decoder_learning_rate": 1e-9}, "reg_language_own is not below reg_language_other at the end"),
     ],
 )
@@ -113,3 +116,15 @@ def test_a_term_that_does_not_train_is_said(
         assert len(shares) >= 2 and sum(shares) == pytest.approx(1, abs=1e-4)
     said = [record.getMessage() for record in caplog.records if "raise" in record.getMessage()]
     assert any(re.search(idle, line) for line in said) if idle else said == []
+
+
+def test_shares_of_terms_on_tokens_are_those_of_the_plain_step(tiny_checkpoints, tmp_path):
+    """With one chunk, in which the statistics are those of the batch."""
+    shares = []
+    for chunk_size in (0, 4):
+        settings = {"rows": 8, "gradient_cache_chunk_size": chunk_size}
+        trainer = make_any("SOLAR 1", tiny_checkpoints, None, tmp_path, **settings)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        shares.append({name: log[f"{name}_share"] for name in ("itc", "gla", "ld", "gd")})
+    assert min(shares[0].values()) > 0 and shares[1] == pytest.approx(shares[0], rel=1e-4)

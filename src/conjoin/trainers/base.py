@@ -40,13 +40,10 @@ from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradien
 from conjoin.trainers.peft import add_adapters, merge_lora
 from conjoin.trainers.record import write_record
 from conjoin.trainers.sharded import Sharding
+from conjoin.trainers.shares import TermShares
 
 logger = logging.getLogger(__name__)
 
-LEAST_SHARE = 0.01
-"""The share of an auxiliary term in the gradient at the embeddings below which it is said to be idle."""
-MOST_OWN = 0.98
-"""The error from a decoder's own state, as a share of that from another's, from which it is said to ignore it."""
 EVAL_KS = (1, 5, 10)
 """The values of k for the hit rates measured in evaluation."""
 _INHERITED = {each.name for each in fields(TrainingArguments)}
@@ -295,7 +292,10 @@ class Step(nn.Module):
             raise ValueError(
                 f"matryoshka_dims has no effect: {name}.loss_terms calls its loss without self.matryoshka"
             )
-        self.trainer.measure_shares(terms, embeddings, chunk_terms)
+        state = self.trainer.state
+        is_measured = self.trainer.is_in_train and torch.is_grad_enabled() and not self.trainer.sharding.fsdp
+        if is_measured and state.global_step in (0, state.max_steps - 1):
+            self.trainer.shares.measure(terms, embeddings, chunk_terms)
         return terms
 
 
@@ -409,7 +409,7 @@ class RetrievalTrainer(Trainer):
             add_adapters(encoder, peft_config)
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
-        self._shares: dict[str, Tensor] = {}
+        self.shares = TermShares()
         self._columns = dict(columns or {})
         self.callers_metrics = kwargs.pop("compute_metrics", None)
         self.evaluated_rows: Any = None
@@ -490,7 +490,8 @@ class RetrievalTrainer(Trainer):
         """Return terms `{name: scalar}` that need more of a model's states than its embeddings, such as tokens.
 
         It is called after `embed` with the same `inputs`, where `embed` may leave states. The gradient cache calls it
-        for each chunk. `loss_terms` receives the means over the rows of the batch, and weights them.
+        for each chunk. `loss_terms` receives the means over the rows of the batch, and weights them. States that
+        `embed` names in `self.shares.states` are where the shares of all terms are measured.
         """
         return {}
 
@@ -715,53 +716,6 @@ class RetrievalTrainer(Trainer):
         matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
         return [name for name in super().get_decay_parameter_names(model) if name in matrices]
 
-    def measure_shares(
-        self, terms: Mapping[str, Tensor], embeddings: Mapping[str, Tensor], chunk_terms: Mapping[str, Tensor]
-    ) -> None:
-        """Measure the share of each loss in the gradient at the embeddings, in the first and the last step.
-
-        Terms of chunks have no gradient there and are left out.
-        """
-        losses = {name.removesuffix("_loss"): term for name, term in terms.items() if name.endswith("_loss")}
-        losses = {name: term for name, term in losses.items() if name not in chunk_terms}
-        points = [value for value in embeddings.values() if value.requires_grad]
-        at_end = self.state.global_step == self.state.max_steps - 1
-        is_step = self.is_in_train and torch.is_grad_enabled() and (at_end or not self.state.global_step)
-        if not is_step or len(losses) < 2 or not points or self.sharding.fsdp:
-            return
-        norms = []
-        for term in losses.values():
-            found = (
-                torch.autograd.grad(term, points, retain_graph=True, allow_unused=True) if term.requires_grad else ()
-            )
-            norms.append(
-                sum((each.float().square().sum() for each in found if each is not None), torch.zeros(())).sqrt()
-            )
-        shares = torch.stack([norm.to(points[0].device) for norm in norms])
-        self._shares = dict(zip(losses, shares / shares.sum().clamp(min=1e-30), strict=True))
-
-    def _log_shares(self, logs: dict[str, float]) -> None:
-        """Add the shares that were measured to a log entry, and warn of a term that hardly trains."""
-        for number, (name, share) in enumerate(self._shares.items()):
-            logs[f"{name}_share"] = value = self.accelerator.gather(share.reshape(1)).mean().item()
-            weights = [each.name for each in fields(self.args) if each.name.endswith("_weight")]
-            fitting = next((each for each in weights if name.startswith(each.removesuffix("_weight"))), "its weight")
-            if number and value < LEAST_SHARE:
-                logger.warning(
-                    "%s_loss has %.2g %% of the gradient at the embeddings at step %d, so it hardly trains: raise %s",
-                    name, 100 * value, self.state.global_step, fitting,
-                )  # fmt: skip
-        self._shares = {}
-        if self.state.global_step < self.state.max_steps:
-            return
-        for name in [each.removesuffix("_own") for each in logs if each.endswith("_own")]:
-            if logs[f"{name}_own"] >= MOST_OWN * logs[f"{name}_other"] > 0:
-                logger.warning(
-                    "%s_own is not below %s_other at the end: the decoder does not read the state; raise "
-                    "decoder_learning_rate, or train for more steps",
-                    name, name,
-                )  # fmt: skip
-
     def _record(self, terms: dict[str, Tensor], inputs: Mapping[str, Any]) -> None:
         """Add up the terms of a batch, and how many batches had no negative, without waiting for the device."""
         loss, ids = total_loss(terms).detach(), inputs.get("ids")
@@ -797,7 +751,7 @@ class RetrievalTrainer(Trainer):
             logs |= means if "loss" in logs else {}
             self._term_sums, self._term_count = {}, 0
         if "loss" in logs or "train_loss" in logs:
-            self._log_shares(logs)
+            self.shares.log(logs, self)
         super().log(logs, start_time)
 
     # Evaluation

@@ -149,25 +149,38 @@ def cached_backward(
         step.replay = replay
         with autocast():
             embeddings, terms_of_chunk = step.embed(**chunk.inputs)
-        kept: list[Tensor] = []
-        gradients: list[Tensor] = []
+        outputs: list[_Output] = []
         for name, rows in embeddings.items():
             start, replayed[name] = replayed[name], replayed[name] + len(rows)
-            gradient = leaves[name].grad
-            if gradient is not None and rows.requires_grad:
-                kept.append(rows)
-                row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
-                gradients.append(row_gradient if number < count else torch.zeros_like(rows))
+            places = orders[name][start : replayed[name]].to(device)
+            outputs.append(_Output(name, rows, places, 1.0 if number < count else 0.0))
         for name, term in terms_of_chunk.items():
-            gradient = means[name].grad
-            if gradient is not None and term.requires_grad:
-                kept.append(term)
-                share = sizes[number] / sum(map(len, repeated[name])) if number < count else 0.0
-                gradients.append((gradient * share).to(term.dtype))
-        torch.autograd.backward(kept, gradients)
+            share = sizes[number] / sum(map(len, repeated[name])) if number < count else 0.0
+            outputs.append(_Output(name, term, ..., share))
+        shares = step.trainer.shares
+        for name, gradients in shares.pending.items():
+            shares.pull(name, *_reached(outputs, gradients))
+        gradients = {name: leaf.grad for name, leaf in (leaves | means).items() if leaf.grad is not None}
+        torch.autograd.backward(*_reached(outputs, gradients))
     step.replay = None
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
+
+
+class _Output(NamedTuple):
+    """What a chunk returned, with its places among the rows of the batch, and its share of their gradient."""
+
+    name: str
+    value: Tensor
+    places: Any
+    share: float
+
+
+def _reached(outputs: Sequence[_Output], gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs of a chunk that gradients of the batch reach, and the gradients there."""
+    found = [each for each in outputs if each.name in gradients and each.value.requires_grad]
+    parts = [(gradients[each.name][each.places] * each.share).to(each.value.dtype) for each in found]
+    return [each.value for each in found], parts
 
 
 def _orders(chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -277,6 +277,7 @@ class SolarStage1Trainer(SolarTrainer):
         output = model(**pairs, views=views, output_tokens=True)
         unmasked = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
         tokens, alignment = pair_tokens(output), None
+        self.shares.states = [tokens.image, tokens.text]
         if self.args.gla_weight or self.args.scores == "global":
             alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
         embeddings: dict[str, Tensor] = {}
