@@ -79,7 +79,7 @@ def make_inputs(inputs: Path) -> None:
     """Write the tiny towers, the recipe and the pairs."""
     import torch
 
-    from conftest import CHECKPOINTS
+    from tiny_checkpoints import CHECKPOINTS
     from tiny_training import write_pairs
 
     for name in ("dinov2", "bert", "xlm_roberta"):

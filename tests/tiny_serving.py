@@ -30,5 +30,5 @@ def asked(text="", files=(), k=3, **more):
 
 
 def sent(text, files=(), k=3):
-    """What a browser sends for a search of the collection of `conftest.py`: the values of all components."""
+    """What a browser sends for a search of the collection of `fixtures.py`: the values of all components."""
     return [{"text": text, "files": [*files]}, k, *Asked()[2:-1], []]

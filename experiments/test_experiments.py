@@ -16,7 +16,7 @@ from tiny_emoji import first_concepts
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parents[1] / "experiments"
+FOLDER = Path(__file__).parent
 RECORDS = FOLDER / "results"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main()" in path.read_text(encoding="utf-8"))
 

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = Path(__file__).parent
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Writers that are killed, out of space or interrupted at some system calls: a small `benchmarks/reliability.py`.
+"""Writers that are killed, out of space or interrupted at some system calls: a small `reliability.py`.
 
 Training is in `tests/cli/test_train_command.py`, pushing in `tests/hub`.
 """
@@ -20,7 +20,7 @@ from tiny_caches import read_mined
 from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parent
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(

@@ -1,0 +1,3 @@
+"""The fixtures that tests share."""
+
+from fixtures import *  # noqa: F403
