@@ -50,7 +50,7 @@ test: $(ALL) ## Run the fast tests, in minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(ALL) ## Run all tests: also clusters, ranks, kills, other programs, long training, tutorials, the site
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40
 
 test-app: $(ALL) ## Run the tests of the search app and the endpoint, in a browser if there is one
 	$(BIN)/python -m pytest tests/serving tests/cli/test_serving_commands.py
