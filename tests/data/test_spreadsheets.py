@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from conjoin.data import QueryTable, load_pairs, load_training_pairs
+from conjoin.data import QueryTable, load_pairs
 
 CP1252 = "id;text\n1;Grüne Lampe\n".encode("cp1252")
 
@@ -218,14 +218,6 @@ def test_the_first_row_of_an_id_is_kept(image_folder):
         None,
     ]
     assert rows["id"][:] == ["A#0", "B", "A#row 2", "A#1"]
-
-
-def test_repeated_texts_are_told_before_training(image_folder, caplog):
-    (image_folder / "a.csv").write_text("image,text\nred.png,a mug\ngreen.png,a mug\nblue.png,a cup\n")
-    load_pairs(image_folder / "a.csv")
-    assert not caplog.records
-    load_training_pairs(image_folder / "a.csv")
-    assert "1 of 3 rows of" in caplog.text and "negatives of it in training" in caplog.text
 
 
 def test_the_name_of_a_file_that_is_not_utf_8(tmp_path):

@@ -1,5 +1,9 @@
 """What a user of `transformers.Trainer`, peft and sentence-transformers does works, or is refused by name."""
 
+import inspect
+import re
+from dataclasses import fields
+
 import numpy as np
 import pandas
 import pytest
@@ -7,7 +11,7 @@ import torch
 from datasets import Dataset, DatasetDict, load_dataset
 from peft import LoraConfig
 from PIL import Image
-from transformers import AutoModel, CLIPModel, CLIPProcessor, TrainingArguments
+from transformers import AutoModel, CLIPModel, CLIPProcessor, Trainer, TrainingArguments
 
 from conjoin.data import EpochRows
 from conjoin.losses import info_nce
@@ -39,15 +43,16 @@ def test_the_example_of_the_guide_trains_on_a_table(tiny_checkpoints, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for row in make_rows(8):
         row["image"].save(f"{row['id']}.png")
-    (tmp_path / "photos.csv").write_text("image,text\n" + "".join(f"row{n}.png,a {n}\n" for n in range(8)))
+    (tmp_path / "photos.csv").write_text("photo,title\n" + "".join(f"row{n}.png,a {n // 2}\n" for n in range(8)))
     trainer = GclTrainer(
         model=tiny_checkpoints["clip"],
-        args=GclConfig("out", learning_rate=1e-2, max_steps=2, per_device_train_batch_size=4, logging_steps=1),
+        args=GclConfig("out", learning_rate=1e-2, max_steps=2, per_device_train_batch_size=8, logging_steps=1),
         train_dataset=load_dataset("csv", data_files="photos.csv", split="train", cache_dir="cache"),
         peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
     )
     before = {name: value.clone() for name, value in trainer.encoder.state_dict().items()}
     assert len(losses(trainer)) == 2
+    assert trainer.state.log_history[0]["masked_negatives"] > 0  # rows of one title
     moved = {name for name, value in trainer.encoder.state_dict().items() if not value.equal(before[name])}
     assert moved and all(".lora_" in name for name in moved)
     trainer.save_model()
@@ -196,10 +201,10 @@ WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
         (ContrastiveTrainer, 16, {"per_device_train_batch_size": 64}, "16 rows do not fill a batch of 64"),
         (QueryContrastiveTrainer, sentence_rows("query", "positive"), {"per_device_train_batch_size": 64},
          "8 rows do not fill a step of 64 with different positives"),
-        (GclTrainer, Dataset.from_dict({"image": ["a"], "caption": ["b"]}), {},
-         "no column 'text'; the rows have image, caption. GclTrainer reads image, text"),
-        (GclTrainer, 8, {"columns": {"text": "title"}}, "no column 'title'; the rows have id, group, image, text"),
-        (QueryContrastiveTrainer, 8, {}, "no column '(query|positive)'; the rows have id, group, image, text"),
+        (GclTrainer, Dataset.from_dict({"image": ["a.png"], "price": [1.5]}), {},
+         r"found no column of the text among image, price; name it, GclTrainer\(columns={'text': ...}\)"),
+        (GclTrainer, 8, {"columns": {"text": "title"}}, "no column 'title'; the columns are 'id', 'group', 'image'"),
+        (QueryContrastiveTrainer, 8, {}, "found no (query column|column of the query) among"),
         (ContrastiveTrainer, EpochRows(make_rows(8)), WORKERS, "of these rows; remove dataloader_persistent_workers"),
         (QueryContrastiveTrainer, sentence_rows("query", "positive"), WORKERS, "of these rows; remove dataloader_per"),
     ],
@@ -209,32 +214,86 @@ def test_what_cannot_work_is_refused(trainer, kind, rows, arguments, message):
         trainer(kind, rows, **arguments).train()
 
 
+def same_metrics(made):
+    return {name for name in made.evaluate() if "hit_rate" in name} >= {"eval_mean_hit_rate@1"}
+
+
+def first_loss(made):
+    return made.state.log_history[0]["loss"]
+
+
+PLAIN: dict[str, float] = {}
+"""The first loss of a run without further arguments."""
+WORKING = {
+    "activation_checkpointing": (
+        True,
+        lambda made: any(vars(module).get("gradient_checkpointing") for module in made.encoder.modules()),
+    ),
+    "average_tokens_across_devices": (False, lambda made: first_loss(made) == PLAIN["loss"]),
+    "bf16": ("true", lambda made: made.accelerator.mixed_precision == "bf16"),
+    "data_seed": (7, lambda made: first_loss(made) != PLAIN["loss"]),
+    "dataloader_drop_last": (False, lambda made: made.state.epoch == pytest.approx(2 / 3)),
+    "dataloader_in_order": (False, lambda made: made.get_eval_dataloader().in_order is False),
+    "dataloader_multiprocessing_context": (None, same_metrics),
+    "dataloader_num_workers": (1, lambda made: made.get_eval_dataloader().num_workers == 1),
+    "dataloader_persistent_workers": (False, same_metrics),
+    "dataloader_pin_memory": (False, same_metrics),
+    "dataloader_prefetch_factor": (None, same_metrics),
+    "disable_tqdm": (False, same_metrics),
+    "eval_accumulation_steps": (1, same_metrics),
+    "gradient_accumulation_steps": (2, lambda made: made.state.epoch == 2),
+    "include_for_metrics": (["loss"], same_metrics),
+    "max_grad_norm": (0.0, lambda made: made.state.log_history[1]["loss"] != PLAIN["second"]),
+    "neftune_noise_alpha": (5.0, lambda made: first_loss(made) != PLAIN["loss"]),
+    "optim": ("sgd", lambda made: type(made.optimizer.optimizer).__name__ == "SGD"),
+    "per_device_eval_batch_size": (5, lambda made: len(made.get_eval_dataloader()) == 2),
+    "per_device_train_batch_size": (2, lambda made: made.state.epoch == 0.5),
+    "prediction_loss_only": (True, lambda made: "eval_loss" in made.evaluate() and not same_metrics(made)),
+    "seed": (7, lambda made: first_loss(made) != PLAIN["loss"]),
+    "torch_empty_cache_steps": (1, same_metrics),
+    "train_sampling_strategy": ("sequential", lambda made: first_loss(made) != PLAIN["loss"]),
+    "weight_decay": (0.5, lambda made: {group["weight_decay"] for group in made.optimizer.param_groups} == {0.0, 0.5}),
+}
+"""The fields of `TrainingArguments` that this package reads or whose reader it replaces: a value and what it does."""
+SHOWN_ELSEWHERE = {
+    "hub_model_id", "hub_private_repo", "hub_revision", "hub_token", "output_dir", "push_to_hub",  # what is pushed
+    "gradient_checkpointing", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "use_cpu",
+    "accelerator_config", "torch_compile", "ddp_find_unused_parameters", "fp16",
+}  # fmt: skip
 REFUSED = [
+    ({"auto_find_batch_size": True}, "auto_find_batch_size=True: a smaller batch has fewer negatives"),
     ({"batch_eval_metrics": True}, "batch_eval_metrics=True: R@k needs all embeddings"),
     ({"eval_do_concat_batches": False}, "eval_do_concat_batches=False: R@k needs all embeddings"),
+    ({"label_names": ["labels"]}, "rows are named by the columns group and id"),
     ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1: a contrastive loss has no classes to smooth"),
     ({"include_for_metrics": ["inputs"]}, "compute_metrics gets embeddings and ids, no inputs"),
     ({"include_num_input_tokens_seen": "all"}, "items are images and texts, not tokens"),
     ({"remove_unused_columns": True}, "the collator reads whole rows"),
     ({"train_sampling_strategy": "group_by_length"}, "rows have no length before they are processed"),
+    ({"use_liger_kernel": True}, "use_liger_kernel=True: its kernels are those of heads of language models"),
+    ({"hub_strategy": "every_save"}, "hub_strategy='every_save': a checkpoint holds the state"),
     ({"neftune_noise_alpha": 1.0, "feature_copies": 2}, "neftune_noise_alpha has no effect on stored features"),
-    ({"push_to_hub": True, "hub_strategy": "every_save"}, "hub_strategy='every_save': a checkpoint holds the state"),
-]
-"""Arguments of `TrainingArguments` that have no meaning here."""
-OF_TRAINER = [
+    ({"torch_empty_cache_steps": 1, "gradient_cache_chunk_size": 2}, "torch_empty_cache_steps has no effect"),
     (
-        {"compute_loss_func": print},
-        "compute_loss_func has no effect here; expected a subclass with its own `loss_terms`",
+        {"ddp_find_unused_parameters": False, "gradient_cache_chunk_size": 2},
+        "ddp_find_unused_parameters=False: DDP sees",
     ),
-    ({"model_init": print}, "model_init has no effect here; expected the model itself"),
-    ({"train_dataset": "photos.csv"}, "train_dataset='photos.csv' is a path; expected a dataset: load_dataset"),
-    (
-        {"train_dataset": DatasetDict(train=make_rows(4))},
-        r"train_dataset is a DatasetDict; choose a split: dataset\['tr",
-    ),
-    ({"eval_dataset": "photos.csv"}, "eval_dataset='photos.csv' is a path"),
-    ({"processing_class": None}, "pass processing_class"),
 ]
+"""The fields that have no meaning here."""
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_a_field_of_the_arguments_works(trainer, name):
+    value, works = WORKING[name]
+    if name not in {each.name for each in fields(TrainingArguments)}:
+        pytest.skip("of a later transformers")
+    settings = {"per_device_eval_batch_size": 4}
+    if not PLAIN:
+        plain = losses(trainer(ContrastiveTrainer, 9, make_rows(9), **settings))
+        PLAIN.update(loss=plain[0], second=plain[1])
+    made = trainer(ContrastiveTrainer, 9, make_rows(9), **settings | {name: value})
+    made.train()
+    assert works(made)
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda case: next(iter(case), ""))
@@ -243,8 +302,64 @@ def test_a_field_of_the_arguments_that_cannot_work_is_refused_by_name(tmp_path, 
         RetrievalConfig(str(tmp_path), use_cpu=True, **arguments)
 
 
-@pytest.mark.parametrize(("given", "message"), OF_TRAINER, ids=lambda case: next(iter(case), ""))
-def test_an_argument_of_the_trainer_that_cannot_work_is_refused_by_name(tiny_checkpoints, tmp_path, given, message):
+def test_every_other_field_of_the_arguments_is_read_by_transformers_alone():
+    """No method replaces one of transformers that reads such a field, and ours do not read it."""
+    names, theirs = {each.name for each in fields(TrainingArguments)}, set()
+    for name, ours in vars(RetrievalTrainer).items():
+        replaced = getattr(Trainer, name, None)
+        if inspect.isfunction(replaced) and f"super().{name}(" not in inspect.getsource(ours):
+            theirs |= set(re.findall(r"args\.(\w+)", inspect.getsource(replaced))) & names
+    assert len(theirs) > 5
+    assert theirs <= {*WORKING, *SHOWN_ELSEWHERE} | {name for refused, _ in REFUSED for name in refused}
+
+
+ARGUMENTS = {
+    "model": None, "args": None, "data_collator": None, "train_dataset": None, "eval_dataset": None,
+    "processing_class": None, "compute_metrics": None, "callbacks": None,  # used by other tests
+    "optimizers": lambda made: type(made.optimizer.optimizer).__name__ == "SGD",
+    "optimizer_cls_and_kwargs": lambda made: type(made.optimizer.optimizer).__name__ == "SGD",
+    "preprocess_logits_for_metrics": lambda made: "more" in made.predict(make_rows(4)).predictions,
+    "model_init": "model_init has no effect here; expected the model itself",
+    "compute_loss_func": "compute_loss_func has no effect here; expected a subclass with its own `loss_terms`",
+}  # fmt: skip
+"""Each argument of `Trainer`: what it does, or the message that refuses it."""
+
+
+def test_every_argument_of_the_trainer_works_or_is_refused_by_name(tiny_checkpoints, tmp_path):
+    assert {*inspect.signature(Trainer.__init__).parameters} - {"self"} == {*ARGUMENTS}
+    for name, effect in ARGUMENTS.items():
+        model, processor = make_encoder(tiny_checkpoints)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        values = {
+            "optimizers": (sgd, None),
+            "optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.1}),
+            "preprocess_logits_for_metrics": lambda logits, labels: logits | {"more": logits["text"]},
+        }
+        known = {"train_dataset": make_rows(8), "processing_class": processor, name: values.get(name, print)}
+        args = RetrievalConfig(str(tmp_path), **SETTINGS)
+        if isinstance(effect, str):
+            with pytest.raises(ValueError, match=effect):
+                ContrastiveTrainer(model, args, **known)
+        elif effect is not None:
+            made = ContrastiveTrainer(model, args, **known)
+            if name != "preprocess_logits_for_metrics":
+                made.train()
+            assert effect(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train_dataset": "photos.csv"}, "train_dataset='photos.csv' is a path; expected a dataset: load_dataset"),
+        (
+            {"train_dataset": DatasetDict(train=make_rows(4))},
+            r"train_dataset is a DatasetDict; choose a split: dataset\['tr",
+        ),
+        ({"eval_dataset": "photos.csv"}, "eval_dataset='photos.csv' is a path"),
+        ({"processing_class": None}, "pass processing_class"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(tiny_checkpoints, tmp_path, given, message):
     model, processor = make_encoder(tiny_checkpoints)
     known = {"train_dataset": make_rows(4), "processing_class": processor}
     with pytest.raises(ValueError, match=message):
@@ -307,11 +422,33 @@ def test_rows_in_any_container_train_and_are_measured_alike(trainer):
     rows = [transformed()[number] for number in range(8)]
     found = {}
     for name, contain in CONTAINERS.items():
-        made = trainer(GclTrainer, contain(rows), contain(rows), columns={"text": "caption"}, max_steps=1)
+        columns = {"text": "caption"} if name == "torch" else None  # the others are guessed
+        made = trainer(GclTrainer, contain(rows), contain(rows), columns=columns, max_steps=1)
         found[name] = made.evaluate() | {"trained": losses(made)}
         found[name] = {key: value for key, value in found[name].items() if "hit_rate" in key or key == "trained"}
     for name, metrics in found.items():
         assert metrics == found["Dataset"], name
+
+
+def test_rows_of_one_text_are_of_one_group_or_told(trainer, caplog):
+    rows = make_rows(8).map(lambda row, index: {"text": f"a {index // 2}"}, with_indices=True)
+    nameless = rows.remove_columns(["id", "group"])
+    settings = {"max_steps": 1, "per_device_train_batch_size": 8}
+    masked = []
+    for given, columns in (
+        (nameless, None),
+        (rows, {"group": "text"}),
+        (nameless.add_column("sku", [f"A-{n}" for n in range(8)]), None),
+    ):
+        caplog.clear()
+        made = trainer(ContrastiveTrainer, given, columns=columns, **settings)
+        made.train()
+        masked.append(made.state.log_history[0]["masked_negatives"])
+        told = (
+            "4 of 8 rows repeat the text of another row, and are negatives of it: name what they share" in caplog.text
+        )
+        assert told is (len(masked) == 3)
+    assert masked == [1, 1, 0]
 
 
 @pytest.mark.parametrize("column", ["score", "label"])

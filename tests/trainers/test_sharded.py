@@ -62,7 +62,6 @@ def run_method(name, spec, rank):
         settings["gradient_cache_chunk_size"] = 2
     trainer = make_any(name.removesuffix(CACHED), spec["checkpoints"], spec["mllm"], own, rows=16, **settings)
     trainer.add_callback(ReshardRoot())
-    hit_rates(trainer, trainer.train_dataset)  # evaluation before training changes nothing
     trainer.train()
     trainer.save_model(f"{spec['folder']}/{name}")
     assert trainer.sharding.fsdp == spec["fsdp"]

@@ -59,11 +59,7 @@ from conjoin.data.merit import (
 )
 from conjoin.data.mmeb import MmebTraining as MmebTraining
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
-from conjoin.data.pairs import (
-    PAIR_FEATURES as PAIR_FEATURES,
-    load_pairs as load_pairs,
-    load_training_pairs as load_training_pairs,
-)
+from conjoin.data.pairs import PAIR_FEATURES as PAIR_FEATURES, load_pairs as load_pairs
 from conjoin.data.queries import QUERY_FORMATS as QUERY_FORMATS, QueryMix as QueryMix, QueryTable as QueryTable
 from conjoin.data.query_rows import Candidate as Candidate, QueryDataset as QueryDataset, QueryRow as QueryRow
 from conjoin.data.row_checks import (

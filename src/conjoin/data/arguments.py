@@ -11,8 +11,9 @@ import datasets
 import yaml
 
 from conjoin.data.columns import columns_by_role
+from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.pair_sources import SAMPLE_SOURCE
-from conjoin.data.pairs import load_training_pairs
+from conjoin.data.pairs import load_pairs
 from conjoin.data.queries import QUERY_FORMATS, QueryMix, QueryTable
 from conjoin.data.row_checks import Skipped, SkippedFile, problem_of, without_problems
 
@@ -171,9 +172,11 @@ class DataArguments:
     def _rows(self, source: Mapping[str, Any], **options: Any) -> Any:
         """Load the rows of one source."""
         path, columns = source["path"], source.get("columns") or self.columns or {}
-        where = {"split": source.get("split", "train"), "columns": columns}
+        where: dict[str, Any] = {"split": source.get("split", "train"), "columns": columns}
         if not self.has_queries:
-            return load_training_pairs(path, **where, **options)
+            if path == SAMPLE_SOURCE:  # with second names, and concepts as groups
+                return load_emoji(where["split"]).rename_column("concept", "group")
+            return load_pairs(path, only="both", **where, **options)
         if self.dataset_format == "queries":
             instruction = source.get("instruction") or self.instruction
             named = {"instruction": instruction, "name": source.get("name")}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -27,8 +28,8 @@ class PairCollator:
 
     A row without an image is a text item, and vice versa; a row with a list of images may be interleaved, see
     `load_pairs`. Rows with the same `group` (by default the same `id`) show the same thing: they are positives in
-    evaluation and are not negatives of one another in training. Without both columns there are no `ids`, and all rows
-    are distinct. Other columns of numbers come by their names, for a loss that takes them.
+    evaluation and are not negatives of one another in training. Without both columns, rows with the same text do.
+    Other columns of numbers come by their names, for a loss that takes them.
 
     Args:
         processor: Called as `processor(items, ids=ids)`.
@@ -50,11 +51,11 @@ class PairCollator:
             if row.get("image") is None and row.get("text") is None:
                 raise ItemError(name, f"neither 'image' nor 'text'; its columns are {', '.join(row)}")
             items.append(row_item({part: row.get(part) for part in ("image", "text")}, name))
-        names = name_rows(rows)
         batch = number_columns(rows, PAIR_COLUMNS) | {"pairs": dict(self.processor(items, ids=ids))}
+        batch["ids"] = name_ids(name_rows(rows))
         texts = [row.get("text") for row in rows]
         batch[TEXT_IDS] = torch.tensor([stable_id(text) if isinstance(text, str) else -1 for text in texts])
-        return batch if names is None else batch | {"ids": name_ids(names)}
+        return batch
 
 
 def number_columns(rows: Sequence[Mapping[str, Any]], known: Collection[str]) -> dict[str, torch.Tensor]:
@@ -77,24 +78,25 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
-    """Return the name of what each row shows: its `group`, else its `id`; None if no row has either.
+def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the name of what each row shows: its `group`, else its `id`, else, if no row has either, its text.
 
     A group and an id are never the same name: the row with the id `1` is not of the group `1`.
 
     Raises:
         ValueError: Some rows have a name and others do not.
     """
-    names, unnamed = [], []
+    names, unnamed, texts = [], [], []
     for index, row in enumerate(rows):
         group, id_ = as_id(row.get("group")), as_id(row.get("id"))
+        texts.append(f"text {row['text']}" if isinstance(row.get("text"), str) else uuid4().hex)
         if group is None and id_ is None:
             unnamed.append(index)
         else:
             names.append(f"id {id_}" if group is None else f"group {group}")
     if unnamed and names:
         raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
-    return names or None
+    return names or texts
 
 
 class RetrievalCollator:

@@ -26,8 +26,7 @@ from conjoin.data.columns import (
     image_cells,
     undecoded,
 )
-from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource as PairSource, open_source
+from conjoin.data.pair_sources import AnyDataset, PairSource as PairSource, open_source
 from conjoin.data.row_checks import check_on_error, counted, row_name
 from conjoin.data.row_images import PLACEHOLDER, RowImages, check_image_path, check_placeholders, image_folders
 from conjoin.processing.item_error import ItemError, MissingFileError
@@ -141,29 +140,6 @@ def load_pairs(
         return reader.stream(dataset)
     pairs = reader.collect(dataset)
     return pairs.to_iterable_dataset() if streaming else pairs
-
-
-def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:
-    """Load rows with both parts as `load_pairs` does; the emoji also have second names, and concepts as `group`.
-
-    Args:
-        source: As for `load_pairs`.
-        split: As for `load_pairs`.
-        options: Further arguments of `load_pairs`; the embedded sample has its own columns.
-    """
-    if source == SAMPLE_SOURCE:
-        return load_emoji(split).rename_column("concept", "group")
-    pairs = load_pairs(source, split=split, only="both", **options)
-    if isinstance(pairs, datasets.Dataset) and "group" not in pairs.column_names:
-        texts = pairs.data["text"]
-        repeated = len(texts) - pc.count_distinct(texts).as_py()
-        if repeated:
-            logger.warning(
-                "%d of %d rows of %.200s repeat the text of another row, and are negatives of it in training; name "
-                "what they share by columns, group=COLUMN",
-                repeated, len(texts), source,
-            )  # fmt: skip
-    return pairs
 
 
 @dataclass

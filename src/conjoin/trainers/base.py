@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import datasets
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save_file
@@ -24,9 +25,11 @@ from transformers.trainer_utils import EvalPrediction, HubStrategy
 
 from conjoin.data import EpochRows, PairCollator
 from conjoin.data.collators import TEXT_IDS
+from conjoin.data.columns import ROLES, guess_columns, require_columns, undecoded
 from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
 from conjoin.hub import load_trainable, save_model
+from conjoin.hub.folder import MODELS
 from conjoin.hub.load import export_problem
 from conjoin.losses.gather import is_distributed
 from conjoin.losses.temperature import Temperature
@@ -48,10 +51,20 @@ EVAL_KS = (1, 5, 10)
 """The values of k for the hit rates measured in evaluation."""
 _INHERITED = {each.name for each in fields(TrainingArguments)}
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "auto_find_batch_size": (
+        lambda value: not value,
+        "a smaller batch has fewer negatives; see gradient_cache_chunk_size",
+    ),
     "batch_eval_metrics": (lambda value: not value, "R@k needs all embeddings"),
     "eval_do_concat_batches": (bool, "R@k needs all embeddings"),
     "label_smoothing_factor": (lambda value: not value, "a contrastive loss has no classes to smooth"),
     "include_for_metrics": (lambda value: "inputs" not in value, "compute_metrics gets embeddings and ids, no inputs"),
+    "hub_strategy": (
+        lambda value: value == HubStrategy.END,
+        "a checkpoint holds the state of training, no model to push; expected 'end', which pushes the trained model",
+    ),
+    "label_names": (lambda value: not value, "rows are named by the columns group and id"),
+    "use_liger_kernel": (lambda value: not value, "its kernels are those of heads of language models"),
     "include_num_input_tokens_seen": (lambda value: value in (False, "no"), "items are images and texts, not tokens"),
     "remove_unused_columns": (lambda value: not value, "the collator reads whole rows"),
     "train_sampling_strategy": (
@@ -168,18 +181,13 @@ class RetrievalConfig(TrainingArguments):
         accelerate: Any = self.accelerator_config
         if accelerate.dispatch_batches is None:  # else the first process cuts the batches of a stream in parts
             accelerate.dispatch_batches = False
-        if self.push_to_hub and self.hub_strategy != HubStrategy.END:
-            raise ValueError(
-                f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
-                "model to push; expected 'end', which pushes the trained model"
-            )
         self._check()
 
     def _check(self) -> None:
         """Refuse what cannot work here, and values out of range."""
         for name, (accepts, reason) in REFUSED.items():
-            if not accepts(vars(self)[name]):
-                raise ValueError(f"{name}={vars(self)[name]!r}: {reason}")
+            if not accepts(value := vars(self)[name]):
+                raise ValueError(f"{name}={getattr(value, 'value', value)!r}: {reason}")
         if self.neftune_noise_alpha is not None and self.feature_copies:
             raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
         if self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens:
@@ -187,6 +195,8 @@ class RetrievalConfig(TrainingArguments):
                 logger.warning("torch_compile has no effect on the steps of the gradient cache")
             if self.ddp_find_unused_parameters is False:
                 raise ValueError("ddp_find_unused_parameters=False: DDP sees no forward of the gradient cache")
+            if self.torch_empty_cache_steps is not None:
+                raise ValueError("torch_empty_cache_steps has no effect on the steps of the gradient cache")
         for each in fields(self):
             value: Any = vars(self).get(each.name)
             if get_origin(each.type) is Literal and value not in get_args(each.type):
@@ -338,7 +348,9 @@ class RetrievalTrainer(Trainer):
             embeddings (`image`, `text`), `ids` `(N,)` and other inputs of the batch. That of the method when None.
         data_collator: Maps rows to a batch.
         peft_config: Adapters of peft to train in place of the weights; see `conjoin.trainers.peft.add_adapters`.
-        columns: Names of the columns in the rows by those that the trainer knows: `{"text": "caption"}`.
+        columns: Names of the columns in the rows by those that the trainer knows: `{"text": "caption"}`; one column
+            may have two: `{"text": "title", "group": "title"}`. Those of pairs that are not named are guessed, by
+            `conjoin.data.guess_columns`.
         kwargs: Passed to `transformers.Trainer`: `compute_metrics`, `callbacks`, `optimizers` ...
 
     Raises:
@@ -557,14 +569,15 @@ class RetrievalTrainer(Trainer):
             raise ValueError(f"{name} is a {type(rows).__name__}; choose a split: dataset[{next(iter(rows))!r}]")
         if hasattr(rows, "to_dict") and hasattr(rows, "iloc"):  # of pandas
             rows = rows.to_dict("list")
-        if isinstance(rows, Mapping) and not {*rows} & {self._columns.get(each, each) for each in self.needed_columns}:
-            return {each: self.read_rows(value, f"{name}[{each!r}]") for each, value in rows.items()}
         if isinstance(rows, Mapping):
-            rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-        return self.rename_columns(rows)
+            known, columns = {*self.needed_columns, *self._columns.values()}, [*rows.values()]
+            if not {*rows} & known and not all(isinstance(each, list) and not _is_row(each[:1]) for each in columns):
+                return {each: self.read_rows(value, f"{name}[{each!r}]") for each, value in rows.items()}
+            rows = [dict(zip(rows, values, strict=True)) for values in zip(*columns, strict=True)]
+        return None if rows is None else self.rename_columns(rows)
 
     def rename_columns(self, rows: Any) -> Any:
-        """Return rows with the names of columns that this trainer reads.
+        """Return rows with the names of columns that this trainer reads: those of `columns`, the others guessed.
 
         Raises:
             ValueError: A column is missing.
@@ -575,18 +588,52 @@ class RetrievalTrainer(Trainer):
             names = [*rows[0]]
         else:
             names = (rows.column_names or []) if is_dataset else []
-        wanted = {new: self._columns.get(new, new) for new in {*self.needed_columns, *self._columns}}
-        missing = sorted((old, new) for new, old in wanted.items() if names and old not in names)
-        if missing:
-            made = "the transform makes" if transformed else "the rows have"
+        columns = dict(self._columns)
+        if names:
+            require_columns(columns.values(), names)
+        absent = {*ROLES} - {*names, *columns}
+        if names and absent and {"image", "text"} <= {*self.needed_columns}:
+            first = rows if is_dataset and not transformed else [rows[index] for index in range(min(len(rows), 100))]
+            table = undecoded(rows) if isinstance(first, datasets.Dataset) else {each: [] for each in names}
+            if isinstance(first, list):
+                table = {each: [row.get(each) for row in first] for each in names}
+            given = {
+                role: old for role, old in (dict(zip(names, names, strict=True)) | columns).items() if role in ROLES
+            }
+            found = guess_columns(table, given, getattr(rows, "features", None))
+            guessed = {
+                "image": found.image,
+                "text": next(iter(found.text), None),
+                "id": found.id,
+                "group": found.group,
+            }
+            guessed = {role: old for role, old in guessed.items() if role in absent and old is not None}
+            if guessed:
+                shown = ", ".join(f"{role}={old}" for role, old in guessed.items())
+                logger.warning("columns are read as %s; %s(columns=...) names others", shown, type(self).__name__)
+            columns |= guessed
+        lacking = [role for role in self.needed_columns if names and role not in {*names, *columns}]
+        if lacking:
             raise ValueError(
-                f"no column {missing[0][0]!r}; {made} {', '.join(names)}. {type(self).__name__} reads "
-                f"{', '.join(self.needed_columns)}: name other columns by columns={{{missing[0][1]!r}: ...}}"
+                f"found no column of the {lacking[0]} among {', '.join(names)}; name it, "
+                f"{type(self).__name__}(columns={{{lacking[0]!r}: ...}})"
             )
-        changed = {old: new for new, old in wanted.items() if old != new and (old in names or not names)}
-        if is_dataset and not transformed:
-            return rows.rename_columns({old: new for old, new in changed.items() if old in names})
-        return RenamedRows(rows, changed) if changed and rows is not None else rows
+        held, text = {*names, *columns}, columns.get("text", "text")
+        if isinstance(rows, datasets.Dataset) and not transformed and "id" in held and "group" not in held:
+            texts = rows.select_columns([text]).with_format("arrow")[:][text] if text in names else []
+            if repeated := len(texts) - (pc.count_distinct(texts).as_py() if len(texts) else 0):
+                logger.warning(
+                    "%d of %d rows repeat the text of another row, and are negatives of it: name what they share, "
+                    "columns group=%s", repeated, len(texts), text,
+                )  # fmt: skip
+        changed = {new: old for new, old in columns.items() if new != old}
+        if not changed:
+            return rows
+        if is_dataset and not transformed and not {*changed} & {*names} and len({*changed.values()}) == len(changed):
+            return rows.rename_columns({old: new for new, old in changed.items()})
+        if isinstance(rows, datasets.IterableDataset):
+            return rows.map(lambda row: row | {new: row[old] for new, old in changed.items()})
+        return RenamedRows(rows, changed)
 
     # The state of a run
 
@@ -638,7 +685,7 @@ class RetrievalTrainer(Trainer):
         Raises:
             ValueError: The rows do not fill a batch.
         """
-        step = self._train_batch_size * self.args.world_size
+        step = self.args.train_batch_size * self.args.world_size
         if self.args.dataloader_drop_last and isinstance(self.train_dataset, Sized) and len(self.train_dataset) < step:
             raise ValueError(
                 f"{len(self.train_dataset)} rows do not fill a batch of {step}: lower per_device_train_batch_size "
@@ -771,13 +818,14 @@ class RetrievalTrainer(Trainer):
         if not any(rows is each for each in (*known, self.eval_dataset)):
             rows = self.read_rows(rows, "eval_dataset")
         self.evaluated_rows = rows
-        loader = DataLoader(
-            self.prepare_evaluation_rows(rows),
-            batch_size=self.args.eval_batch_size,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-        )
-        return self.accelerator.prepare(loader)
+        return self.make_loader(self.prepare_evaluation_rows(rows), batch_size=self.args.eval_batch_size)
+
+    def make_loader(self, rows: Any, **settings: Any) -> DataLoader[Any]:
+        """Return a loader of batches with the workers of the arguments, one part of it on each process."""
+        workers = ("num_workers", "pin_memory", "prefetch_factor", "multiprocessing_context", "in_order")
+        known = {name: getattr(self.args, f"dataloader_{name}", None) for name in workers}
+        settings |= {name: value for name, value in known.items() if value is not None}
+        return self.accelerator.prepare(DataLoader(rows, collate_fn=self.data_collator, **settings))
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the batches of the rows of `predict`."""
@@ -815,12 +863,9 @@ class RetrievalTrainer(Trainer):
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """Return what a loop runs. A `Step` that accelerate prepared for evaluation would never be wrapped by DDP."""
-        if training or not self.sharding.fsdp:
-            return super()._wrap_model(model, training, dataloader) if training else self.encoder
-        if not self.accelerator._models:  # accelerate shards a model beside its optimizer alone
-            self.model, self.optimizer = self.accelerator.prepare(self.model, self.create_optimizer())
-            self.sharding.on_train_begin(self.args, self.state, self.control)
-        return super()._wrap_model(self.model, training, dataloader)
+        if training or self.sharding.fsdp:
+            return super()._wrap_model(model, training, dataloader)
+        return self.encoder
 
     def hit_rates(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the hit rates of an evaluation set, by both directions; ties count as misses.
@@ -882,9 +927,9 @@ class RetrievalTrainer(Trainer):
             own = {name: value.contiguous() for name, value in trained.items() if name.startswith("loss.")}
             save_file({name[5:]: value for name, value in own.items()}, Path(folder, self.loss_file))
         model = merge_lora(self.encoder) if weights is None else self.encoder
-        if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
+        if isinstance(self.processing_class, ProcessorMixin) and type(model) in {each for each, _ in MODELS.values()}:
             save_model(model, self.processing_class, folder, weights)
-        else:  # a class without an auto class
+        else:  # a class that a caller made
             model.save_pretrained(folder, state_dict=weights)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
@@ -942,21 +987,27 @@ def call_loss(loss: nn.Module, given: Mapping[str, Tensor]) -> Any:
 
 
 class RenamedRows(Dataset[dict[str, Any]]):
-    """Rows with other names of columns: those of a list, of a transform, or of a dataset of torch.
+    """Rows with further names of columns: those of a list, of a transform, or of a dataset of torch.
 
     Args:
         rows: Rows with a length.
-        names: The new name of each column that has another.
+        columns: The column of each further name.
     """
 
-    def __init__(self, rows: Any, names: Mapping[str, str]) -> None:
-        self.rows, self.names = rows, dict(names)
+    def __init__(self, rows: Any, columns: Mapping[str, str]) -> None:
+        self.rows, self.columns = rows, dict(columns)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {self.names.get(name, name): value for name, value in self.rows[index].items()}
+        row = self.rows[index]
+        return row | {new: row[old] for new, old in self.columns.items()}
+
+
+def _is_row(values: list[Any]) -> bool:
+    """Whether the first value of a list is a row, and no cell of a column."""
+    return bool(values) and isinstance(values[0], Mapping) and not {*values[0]} <= {"bytes", "path"}
 
 
 def last_checkpoint(folder: str | Path) -> Path:

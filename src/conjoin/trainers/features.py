@@ -158,7 +158,7 @@ class CachedFeatures(EpochRows):
         columns = datasets.Features({"image_features": Array3D((copies, *shape[1:]), "float32")})
         images = kept(range(len(rows)), of_images, key=key | {"part": "pixels"}, features=columns)
         encoder.train(was_training)
-        ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
+        ids = name_ids(name_rows(rows))
         self.texts = {name: torch.from_numpy(values) for name, values in texts.with_format("numpy")[:].items()}
         pixels = torch.from_numpy(images.with_format("numpy")["image_features"][:]).to(dtype)
         self.images = {"image_features": pixels, "ids": ids, "text_rows": text_rows}

@@ -124,22 +124,14 @@ class QueryCandidateTrainer(RetrievalTrainer):
             return super().get_train_dataloader()
         sampler = RetrievalBatchSampler(
             positives_of(rows) if self.args.mask_false_negatives else range(len(rows)),
-            self._train_batch_size,
+            self.args.train_batch_size,
             sources_of(rows) if self.args.one_dataset_per_batch else None,
             processes=self.args.world_size,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             repeats=repeats_of(rows),
         )
         self.epochs.followers = [rows, sampler]  # accelerate does not set the epoch of a sampler after a resume
-        loader = DataLoader(
-            rows,
-            batch_sampler=sampler,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-        )
-        return self.accelerator.prepare(loader)
+        return self.make_loader(rows, batch_sampler=sampler)
 
     def prepare_evaluation_rows(self, rows: Any) -> Any:
         """Return the rows with their random choices seeded, without negatives."""
