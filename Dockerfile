@@ -1,4 +1,4 @@
-# A server of collections: docker build -t photo-search . (see docs/serving.md)
+# A server of collections and of their page: docker build -t photo-search . (see docs/serving.md)
 FROM python:3.12-slim
 
 WORKDIR /conjoin

@@ -37,9 +37,7 @@ def test_one_query_by_every_door(found, capsys):
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
 
-    from conjoin.serving.app import Asked, SearchPage
     from conjoin.serving.endpoint import make_endpoint
-    from conjoin.serving.limits import Limits
     from conjoin.serving.searcher import Searcher
 
     text, model = "pictrue 3", "runs/demo/model"
@@ -50,9 +48,7 @@ def test_one_query_by_every_door(found, capsys):
     doors = {"command line": json.loads(capsys.readouterr().out)["results"]}
     searcher = Searcher.load("runs/photos", model)
     client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1")
-    doors["endpoint"] = client.post("/search", json={"items": [text], "k": 4}).json()["results"][0]
-    query = SearchPage([searcher], Limits()).search(Asked({"text": text, "files": []}, k=4))[2]
-    doors["page"] = [vars(hit) for hit in query.found[0]]
+    doors["endpoint and page"] = client.post("/search", json={"items": [text], "k": 4}).json()["results"][0]
     for number, name in enumerate(("LangChain", "LlamaIndex")):
         run = {"__name__": "snippet"}
         exec(BLOCKS[number], run)

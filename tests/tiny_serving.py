@@ -6,7 +6,6 @@ import io
 from PIL import Image
 
 from conjoin.serving import Limits
-from conjoin.serving.app import Asked
 
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 LIMITS = Limits(
@@ -22,13 +21,3 @@ def png(colour="red", size=(8, 8)):
 
 def uri(data, kind="png"):
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def asked(text="", files=(), k=3, **more):
-    """What a visitor asks for."""
-    return Asked({"text": text, "files": [*files]}, k=k, **more)
-
-
-def sent(text, files=(), k=3):
-    """What a browser sends for a search of the collection of `fixtures.py`: the values of all components."""
-    return [{"text": text, "files": [*files]}, k, *Asked()[2:-1], []]

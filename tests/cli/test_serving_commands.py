@@ -17,7 +17,6 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.serving import Limits
-from conjoin.serving.app import Asked
 from conjoin.serving.http import run_server
 from conjoin.serving.searcher import Searcher
 
@@ -44,16 +43,21 @@ def test_mistakes_are_one_line(words, problem, capsys, tmp_path, monkeypatch):
 
 
 def test_the_options_of_the_page(monkeypatch):
+    pytest.importorskip("fastapi")
     made, columns = [], []
-    searcher = SimpleNamespace(collection=None, limits=Limits())
+    searcher = SimpleNamespace(collection=None, limits=Limits(), batcher=SimpleNamespace(stop=None), refresh=bool)
     monkeypatch.setattr("conjoin.retrieval.search.check_column", lambda collection, column: columns.append(column))
     monkeypatch.setattr(Searcher, "load", lambda *args, **options: searcher)
-    monkeypatch.setattr("conjoin.serving.app.make_app", lambda *args, **options: made.append(options))
-    monkeypatch.setattr("conjoin.serving.http.run_server", lambda *args: None)
+    monkeypatch.setattr("conjoin.serving.endpoint.make_endpoint", lambda *args, **how: made.append(how["page"]))
+    monkeypatch.setattr("conjoin.serving.http.run_server", lambda *args, **how: None)
     words = "--weight image=0.3 text=0.7 --group-by product --min-score 0.2 --title-column name -k 7"
-    assert main(["app", "runs/x", *words.split()]) == 0
-    assert made[0]["first"] == Asked(k=7, image_weight=0.3, text_weight=0.7, min_score=0.2)
-    assert [made[0]["title_column"], made[0]["group_by"]] == ["name", "product"] == columns
+    more = "--heading Shop --currency EUR --show brand size"
+    assert main(["app", "runs/x", *words.split(), *more.split()]) == 0
+    assert vars(made[0]) == {
+        "heading": "Shop", "title_column": "name", "show": ["brand", "size"], "currency": "EUR", "group_by": "product",
+        "weights": {"image": 0.3, "text": 0.7}, "min_score": 0.2, "k": 7, "beside": None,
+    }  # fmt: skip
+    assert columns == ["name", "product", "brand", "size"]
 
 
 @pytest.mark.parametrize(

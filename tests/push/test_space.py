@@ -1,17 +1,21 @@
+import io
+import json
+import re
 import shutil
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.push.model import model_upload
-from conjoin.push.space import SPACE, space_upload
+from conjoin.push.space import space_upload
 from conjoin.retrieval import Collection, encode_collection, load_encoder
 from conjoin.retrieval.pictures import read_picture
+from conjoin.serving.endpoint import make_endpoint
 from conjoin.serving.searcher import Searcher
-from conjoin.serving.why import explain_result
-from tiny_serving import png
+from tiny_serving import png, uri
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +43,7 @@ def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file) if isinstance(file, bytes) else shutil.copy(file, target)
     card = yaml.safe_load((tmp_path / "space/README.md").read_text().split("---")[1])
-    assert (card["title"], card["sdk"], card["app_file"], card["license"]) == ("things", "gradio", "app.py", "mit")
-    assert card["sdk_version"].startswith("6.")
+    assert (card["title"], card["sdk"], card["app_port"], card["license"]) == ("things", "docker", 7860, "mit")
     assert not [
         path
         for path in (tmp_path / "space").rglob("*")
@@ -48,10 +51,15 @@ def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
     ]
     monkeypatch.chdir(tmp_path / "space")
     searcher = Searcher.load("collection", "model")
-    best = searcher.search([{"image": Image.new("RGB", (600, 300), "blue")}], 1, pictures=True)[0][0]
+    best = searcher.search([{"image": Image.new("RGB", (600, 300), "blue")}], 1)[0][0]
     assert (best.id, best.row["text"]) == ("blue", "a blue thing")
-    assert best.row["image"] == "blue.png" and read_picture(best.row, ()).size == (512, 256)
-    compile((SPACE / "app.py").read_text(), "app.py", "exec")
+    assert best.row["image"] == "blue.png" and Image.open(io.BytesIO(searcher.picture("blue"))).size == (512, 256)
+    (command,) = re.findall("^CMD (.+)$", (tmp_path / "space/Dockerfile").read_text(), re.MULTILINE)
+    pages = []
+    monkeypatch.setattr("conjoin.serving.http.run_server", lambda *app, **how: pages.append(app))
+    assert main(json.loads(command)[1:]) == 0
+    assert pages[0][1:] == ("0.0.0.0", card["app_port"])
+    assert TestClient(pages[0][0]).get("/page.json").json()["sides"][0]["rows"] == 2
 
 
 def test_the_sample_is_pushed_as_a_model_and_in_a_space(tmp_path):
@@ -74,7 +82,7 @@ def test_the_command_lists_the_files(folder, capsys):
     assert main(["push", str(folder / "collection"), "me/things", "--type", "space", "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert "collection/data/train.lance/_refs/tags/published.json" in printed.err
-    assert "sdk: gradio" in printed.out
+    assert "sdk: docker" in printed.out
 
 
 def test_several_images_are_averaged_by_a_model_of_one(folder):
@@ -87,18 +95,23 @@ def test_several_images_are_averaged_by_a_model_of_one(folder):
 
 def test_a_query_and_a_result_are_explained_by_an_image_and_a_text(folder):
     searcher = Searcher.load(folder / "collection")
-    row = searcher.search(["a red thing"], 1)[0][0].row
-    html = explain_result(searcher, "a <red> thing", [], row)
-    assert html.count("<figure>") == 2
-    assert "The result&#39;s image and your text" in html
-    assert "<red>" not in html
-    image = Image.new("RGB", (9, 9), "red")
-    assert explain_result(searcher, None, [image], row).count("<figure>") == 2
-    assert explain_result(searcher, "a thing", [image], row).count("<figure>") == 4
-    with pytest.raises(match="compares an image with a text"):
-        explain_result(searcher, None, [image], {"image": row["image"]})
-    with pytest.raises(match="no such pair"):
-        explain_result(searcher, "a thing", [], {"text": "another"})
+    ask = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1").post
+    image = uri(png("red"))
+    for item, titles in {
+        "a red thing": ["The result's image and your text"],
+        (None, image): ["Your image and the result's text"],
+        ("a thing", image): ["The result's image and your text", "Your image and the result's text"],
+    }.items():
+        item = item if isinstance(item, str) else {"text": item[0], "image": item[1]}
+        pairs = ask("/explain", json={"item": item, "id": "red"}).json()
+        assert [pair["title"] for pair in pairs] == titles
+        for pair in pairs:
+            assert -1 <= pair["similarity"] <= 1 and len(pair["images"]) == 2
+            assert all(len(colour) == 3 for _, _, colour in pair["words"])
+    like = ask("/explain", json={"item": {"id": "blue", "part": "image"}, "id": "red"}).json()
+    assert [pair["title"] for pair in like] == ["Your image and the result's text"]
+    wrong = ask("/explain", json={"item": "a", "id": "green"})
+    assert wrong.status_code == 422 and "no row 'green'" in wrong.json()["error"]["message"]
 
 
 def test_several_pictures_of_a_row_are_one(folder, tmp_path):
@@ -106,9 +119,8 @@ def test_several_pictures_of_a_row_are_one(folder, tmp_path):
     encoder = load_encoder(folder / "model", input_type="avg")
     encode_collection([{"id": "both", "image": pictures}], encoder, tmp_path / "collection")
     searcher = Searcher.load(tmp_path / "collection", folder / "model")
-    row = searcher.search(["a red thing"], 1)[0][0].row
-    assert row["image"] == pictures
-    assert explain_result(searcher, "a red thing", [], row).count("<img") == 2
+    assert searcher.search(["a red thing"], 1)[0][0].row["image"] == pictures
+    assert len(searcher.explain("a red thing", [], "both")[0]["images"]) == 2
     space_upload(tmp_path / "collection", "me/things", tmp_path / "work", model=folder / "model")
     shown = read_picture(Collection(tmp_path / "work/collection").rows(["both"], pictures=True)[0], ())
     assert shown.size == (512, 128)

@@ -1,188 +1,236 @@
-"""The app in a real browser, headless."""
+"""The search page in a real browser, headless."""
 
+import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pytest
 
-from conjoin.serving.app import Asked, make_app
-from conjoin.serving.http import run_server
-from tiny_serving import LIMITS, png
+from tiny_serving import png
 
-pytest.importorskip("gradio", minversion="6")
+pytest.importorskip("fastapi")
+
+from conjoin.serving.endpoint import make_endpoint
+from conjoin.serving.http import run_server
+from conjoin.serving.page import Page
+
 sync_api = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")]
 SECONDS = 60
-COUNT = "count => document.querySelectorAll('#results-0 .cj-card').length === count"
 
 
 @pytest.fixture(scope="module")
-def url(searcher):
-    """The address of the running app."""
+def url(searcher, make_searcher):
+    """The address of the running page of two collections, four results a page."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    app = make_app([searcher], limits=LIMITS, first=Asked(k=5))
+    page = Page(heading="Colours", k=4, currency="EUR")
+    app = make_endpoint(searcher, page=page)
+    app.mount("/two", make_endpoint(searcher, page=Page(k=4, beside=make_searcher(1))))
     threading.Thread(target=run_server, args=(app, "127.0.0.1", port), daemon=True).start()
     for _ in range(10 * SECONDS):
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}"):
-            return f"http://127.0.0.1:{port}"
+            return f"http://127.0.0.1:{port}/"
         time.sleep(0.1)
-    raise TimeoutError("the app does not answer")
+    raise TimeoutError("the page does not answer")
 
 
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], slow_mo=250)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def page(browser, url):
-    """The page, and in `page.outside` what it wanted from elsewhere."""
+    """The page; nothing of it comes from elsewhere, and no script fails."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(1000 * SECONDS)
-    page.outside, page.problems = [], []
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith((url, "data:", "blob:")) else page.outside.append(request.url),
-    )
-    page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.goto(url)
-    page.get_by_text("6 rows").wait_for()
-    page.wait_for_function(COUNT, arg=5)
-    return page
-
-
-def results(page):
-    return page.locator("#results-0 button.cj-card")
-
-
-def search(page, text, rest=1500):
-    # Gradio's client loses an event that is sent while the stream of the one before closes.
-    page.wait_for_timeout(rest)
-    page.locator("#query textarea").fill(text)
-    page.locator("#query textarea").press("Enter")
-
-
-def unfold(page):
-    if not page.get_by_label("Condition").is_visible():
-        page.get_by_role("button", name="Filter and ranking").click()
-
-
-def clear(page):
-    unfold(page)
-    page.wait_for_timeout(1500)
-    page.get_by_role("button", name="Clear all").click()
-    page.get_by_text("Write a text, add images").wait_for()
-
-
-def test_products_at_first_chips_and_numbers(page):
-    rows = page.locator("#results-0 .cj-card")
-    assert rows.count() == 5 and results(page).count() == 0
-    page.locator("#chips").get_by_text("cold").click()
-    page.wait_for_function(COUNT, arg=4)
-    unfold(page)
-    page.wait_for_timeout(1500)
-    page.get_by_label("price to").fill("3")
-    page.get_by_label("price to").press("Enter")
-    page.wait_for_function(COUNT, arg=2)
-    search(page, "a thing")
-    results(page).nth(1).wait_for()
-    assert rows.count() == 2
-    clear(page)
-    page.wait_for_function(COUNT, arg=5)
-    assert results(page).count() == 0 and page.get_by_label("price to").input_value() == ""
-
-
-def test_weights_and_a_least_score(page):
-    unfold(page)
-    page.get_by_label("Weight of the image").fill("1")
-    search(page, "a thing")
-    page.get_by_role("alert").get_by_text("Its text has no weight").wait_for()
-    page.get_by_label("Weight of the image").fill("")
-    page.wait_for_timeout(1500)
-    page.get_by_label("Least score").fill("2")
-    page.get_by_label("Least score").press("Enter")
-    page.get_by_text("Nothing similar was found").wait_for()
-    clear(page)
-    page.wait_for_function(COUNT, arg=5)
-    assert page.get_by_label("Least score").input_value() == ""
-
-
-def test_search_by_keyboard_and_the_next_page(page):
-    search(page, "a red thing")
-    results(page).nth(4).wait_for()
-    assert "Result 1, score" in results(page).first.get_attribute("aria-label")
-    page.wait_for_timeout(1500)
-    page.get_by_role("button", name="Next").click()
-    page.wait_for_function(COUNT, arg=1)
-    assert "Result 6, score" in results(page).first.get_attribute("aria-label")
-    page.wait_for_timeout(1500)
-    page.get_by_role("button", name="Previous").click()
-    page.wait_for_function(COUNT, arg=5)
-    page.wait_for_timeout(1500)
-    results(page).first.focus()
-    page.keyboard.press("Enter")
-    page.get_by_text("Only a joint encoder").wait_for()
-
-
-def test_search_by_upload_and_bad_upload(page, tmp_path):
-    (tmp_path / "blue.png").write_bytes(png("blue"))
-    (tmp_path / "broken.png").write_bytes(b"this is no image")
-    for name, problem in (("blue.png", None), ("broken.png", "this is no image")):
-        clear(page)
-        page.locator("#query input[type=file]").set_input_files(tmp_path / name)
-        page.locator("#query img").first.wait_for(state="attached")
-        page.locator("#query textarea").press("Enter")
-        results(page).nth(4).wait_for() if problem is None else page.get_by_role("alert").get_by_text(
-            problem
-        ).wait_for()
-
-
-def test_a_filter_and_a_bad_one(page):
-    clear(page)
-    page.get_by_label("Condition").fill("price > 3")
-    search(page, "a thing")
-    page.wait_for_function(COUNT, arg=2)
-    page.wait_for_timeout(1500)
-    page.get_by_label("Condition").fill("price >")
-    page.get_by_label("Condition").press("Enter")
-    page.get_by_role("alert").get_by_text("cannot be evaluated").wait_for()
-    page.get_by_label("Condition").fill("")
-
-
-def test_quick_queries(page):
-    """The last one wins, whatever overtook it."""
-    clear(page)
-    for number in range(15):
-        search(page, f"query {number}", rest=0)
-    page.get_by_role("button", name="Copy as Python").click()
-    page.get_by_text("query 14").first.wait_for()
-    results(page).nth(4).wait_for()
-
-
-def test_results_stand_under_the_field_on_a_phone_and_a_link_leads_to_them(browser, url):
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.goto(url)
-    page.wait_for_function(COUNT, arg=5)
-    top = page.locator("#results-0 .cj-card").first.bounding_box()["y"]
-    width = page.evaluate("document.documentElement.scrollWidth")
-    assert top < 464 and width <= 390, "pictures fill nearly half of the first screen, and nothing is wider than it"
-    skip = page.get_by_role("link", name="Skip to the results")
-    skip.focus()
-    skip.press("Enter")
-    assert page.url.endswith("#results-0")
+    odd = []
+    page.on("request", lambda sent: None if sent.url.startswith((url, "data:", "blob:")) else odd.append(sent.url))
+    page.on("pageerror", lambda error: odd.append(str(error)))
+    visit(page, url)
+    yield page
     page.close()
+    assert odd == []
 
 
-def test_nothing_came_from_elsewhere_and_nothing_failed(page):
-    assert page.outside == []
-    assert page.problems == []
+def visit(page, address):
+    page.goto(address)
+    settle(page)
+
+
+def settle(page):
+    page.wait_for_function("document.getElementById('results').ariaBusy === 'false'")
+
+
+def names(page):
+    settle(page)
+    return page.locator(".side").first.locator(".name").all_text_contents()
+
+
+def search(page, words):
+    page.locator("#q").fill(words)
+    page.locator("#q").press("Enter")
+    page.wait_for_function("words => document.querySelector('h2').textContent.includes(words)", arg=words)
+    return names(page)
+
+
+def status(page):
+    settle(page)
+    return page.locator("#status").text_content()
+
+
+def test_the_catalogue_at_first_and_its_pages(page):
+    assert page.title() == "Everything – Colours" and page.locator("h1").text_content() == "Colours"
+    assert len(names(page)) == 4 and status(page) == "6 results · page 1 of 2"
+    assert page.locator(".price").first.text_content() == "€0.00" and page.get_by_text("Previous").count() == 0
+    assert page.locator(".card img").first.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
+    page.get_by_role("link", name="Next").click()
+    page.wait_for_url("**page=2")
+    assert len(names(page)) == 2 and page.get_by_text("Next").count() == 0
+    page.go_back()
+    page.wait_for_function("document.querySelectorAll('.card').length === 4")
+
+
+def test_filters_sort_and_a_shared_address(page, browser):
+    assert search(page, "a thing")
+    page.get_by_label("cold").check()
+    page.get_by_label("Price to").fill("3")
+    page.get_by_label("Price to").press("Tab")
+    page.wait_for_function("document.querySelectorAll('.card').length === 2")
+    page.locator("#sort").select_option("-price")
+    page.wait_for_url("**sort=-price**")
+    assert names(page) == ["a blue thing", "a green thing"] and "2 results" in status(page)
+    shared = browser.new_page()
+    visit(shared, page.url)
+    assert names(shared) == names(page) and shared.get_by_label("cold").is_checked()
+    assert shared.locator("#q").input_value() == "a thing"
+    shared.close()
+    page.reload()
+    assert names(page) == ["a blue thing", "a green thing"]
+    page.get_by_role("link", name="Remove the filter kind: cold").or_(
+        page.get_by_role("link", name="Remove the filter Kind: cold")
+    ).click()
+    page.wait_for_function("document.querySelectorAll('.card').length === 4")
+    page.get_by_label("<b>warm</b>").check()
+    page.wait_for_function("document.querySelectorAll('.card').length === 2")
+    assert page.locator("#is-kind-0").evaluate("box => box === document.activeElement"), "the focus stays"
+
+
+def test_an_empty_page_says_what_to_change(page, url):
+    visit(page, f"{url}?q=a+thing&is.kind=cold&to.price=0")
+    assert "Nothing was found." in page.locator(".nothing").text_content()
+    page.get_by_role("link", name="Remove “Price –0”: 4 results").click()
+    page.wait_for_function("document.querySelectorAll('.card').length === 4")
+    visit(page, f"{url}?q=a+thing&least=9")
+    page.get_by_role("link", name="Show the nearest all the same").click()
+    page.wait_for_function("document.querySelectorAll('.card').length === 4")
+
+
+def test_more_like_this(page):
+    first = names(page)[0]
+    page.get_by_role("link", name=f"More like this: {first}").click()
+    page.wait_for_url("**like=id-red**")
+    assert first not in names(page) and page.locator("h2").text_content() == f"More like “{first}”"
+    page.get_by_role("link", name="Picture", exact=True).click()
+    page.wait_for_url("**part=image**")
+    assert len(names(page)) == 4 and first not in names(page)
+
+
+def test_pictures_are_chosen_dropped_and_pasted(page, tmp_path):
+    (tmp_path / "blue.png").write_bytes(png("blue"))
+    page.locator("#upload").set_input_files(tmp_path / "blue.png")
+    page.get_by_text("Your picture", exact=True).wait_for()
+    alone = names(page)
+    search(page, "in green")
+    page.reload()
+    page.get_by_text("Your picture and “in green”", exact=True).wait_for()
+    page.get_by_role("button", name="Remove blue.png").click()
+    page.get_by_text("“in green”", exact=True).wait_for()
+    for event, field in (("drop", "dataTransfer"), ("paste", "clipboardData")):
+        page.locator("#home").click()
+        page.get_by_text("Everything", exact=True).wait_for()
+        page.evaluate(
+            """([kind, field, bytes]) => {
+              const data = new DataTransfer(), sent = new Event(kind, {bubbles: true, cancelable: true});
+              data.items.add(new File([new Uint8Array(bytes)], 'blue.png', {type: 'image/png'}));
+              Object.defineProperty(sent, field, {value: data});
+              document.body.dispatchEvent(sent);
+            }""",
+            [event, field, [*png("blue")]],
+        )
+        page.get_by_text("Your picture", exact=True).wait_for()
+        assert names(page) == alone
+    (tmp_path / "broken.png").write_bytes(b"this is no image")
+    page.locator("#upload").set_input_files(tmp_path / "broken.png")
+    page.get_by_role("alert").get_by_text("this is no image").wait_for()
+
+
+def test_details_conditions_and_the_code(page, url):
+    assert page.locator("#panel").is_hidden() and page.locator(".card dl").count() == 0
+    search(page, "a thing")
+    page.get_by_label("Details").check()
+    page.locator(".card dl").first.wait_for()
+    page.get_by_label("Condition (SQL)").fill("price > 3")
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_function("document.querySelectorAll('.card').length === 2")
+    scores = page.locator(".card dl").all_text_contents()
+    assert all("rank" in text and "score" in text for text in scores)
+    assert page.get_by_role("button", name="Why this result").count() == 0, "this model explains nothing"
+    code = page.locator("#code").text_content()
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    request = urllib.request.Request(
+        f"{url}search",
+        json.dumps({"items": "a thing", "k": 4, "where": "price > 3"}).encode(),
+        {"content-type": "application/json"},
+    )
+    hits = json.load(urllib.request.urlopen(request))["results"][0]
+    assert ran.splitlines() == [f"{hit['score']} {hit['id']}" for hit in hits]
+    page.get_by_label("Condition (SQL)").fill("price >")
+    page.get_by_label("Condition (SQL)").press("Enter")
+    page.get_by_role("alert").get_by_text("cannot be evaluated").wait_for()
+    assert page.locator(".card").count() == 0
+
+
+def test_the_last_of_quick_queries_wins(page):
+    for number in range(15):
+        page.locator("#q").fill(f"query {number}")
+        page.locator("#q").press("Enter")
+    page.get_by_text("“query 14”", exact=True).wait_for()
+    assert "page 1 of 2" in status(page) and page.locator("#error").text_content() == ""
+
+
+def test_two_collections_side_by_side(page, url):
+    visit(page, f"{url}two/?q=a+thing")
+    assert page.locator(".side").count() == 2 and "found by both" in status(page)
+    assert [len(side.locator(".card").all()) for side in page.locator(".side").all()] == [4, 4]
+
+
+def test_a_phone_and_the_keyboard(page, url):
+    page.set_viewport_size({"width": 390, "height": 844})
+    visit(page, url)
+    assert page.locator(".card").first.bounding_box()["y"] < 422, "pictures fill half of the first screen"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.get_by_label("cold").is_hidden()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert urlsplit(page.url).fragment == "heading", "the first link leads to the results"
+    page.locator("#filters > summary").click()
+    page.get_by_label("cold").focus()
+    page.keyboard.press("Space")
+    page.wait_for_function("document.querySelectorAll('.card').length === 4")
+    assert page.get_by_label("cold").is_checked() and "4 results" in status(page)

@@ -14,7 +14,6 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 from PIL import Image
-from starlette.exceptions import HTTPException
 
 from conjoin.retrieval import Collection, encode_collection, open_collection
 from conjoin.retrieval.words import WordQuery
@@ -65,7 +64,7 @@ def test_concurrent_requests_get_their_own_answers(client):
     ("path", "body", "status", "item", "problem"),
     [
         ("/embed", {"items": []}, 422, None, "0 items; expected 1 to 4"),
-        ("/embed", {"items": "a"}, 422, None, "items: "),
+        ("/embed", {"items": 7}, 422, None, "items: "),
         ("/embed", {}, 422, None, "items: Field required"),
         ("/embed", {"items": ["a"], "extra": 1}, 422, None, "extra: "),
         ("/embed", {"items": ["a", 7]}, 422, 1, "items.1: "),
@@ -214,7 +213,7 @@ def test_values_that_json_cannot_hold(searcher, tmp_path):
     found = client.post("/search", json={"items": ["a"], "where": "`not` and day > date '2025-01-01'"}).json()
     row = found["results"][0][0]["row"]
     assert (row["day"], row.get("size"), row["odd name"], row["raw"]) == ("2026-01-02", None, [1, 2], "eA==")
-    assert [column.name for column in one.columns][-5:] == ["day", "size", "odd name", "not", "raw"]
+    assert client.get("/health").json()["columns"][-5:] == ["day", "size", "odd name", "not", "raw"]
 
 
 def test_health_and_reference_need_no_network(client):
@@ -223,12 +222,12 @@ def test_health_and_reference_need_no_network(client):
     assert "price" in health["columns"]
     schema = client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
-        "/embed", "/search", "/health", "/ready", "/v1/embeddings", "/v1/models", "/pictures/{row}",
+        "/embed", "/search", "/explain", "/health", "/ready", "/v1/embeddings", "/v1/models", "/pictures/{row}",
     }  # fmt: skip
     page = client.get("/docs")
     assert "POST /search" in page.text
     assert "src=" not in page.text
-    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
 def test_other_names_of_this_machine_are_refused(client):
@@ -358,6 +357,27 @@ def test_health_and_readiness_do_not_wait_for_workers(searcher, monkeypatch):
         assert {request.result().status_code for request in asked} == {200}
 
 
+JSON = [(b"content-type", b"application/json")]
+
+
+async def through(gate, receive, headers=JSON, path="/search"):
+    """The status of what a gate answers to a request; None for nothing."""
+    statuses = []
+
+    async def send(event):
+        statuses.append(event.get("status"))
+
+    await gate({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+    return statuses[0] if statuses else None
+
+
+def sends(size):
+    async def receive():
+        return {"type": "http.request", "body": b'"' + b"a" * (size - 2) + b'"', "more_body": False}
+
+    return receive
+
+
 def test_bodies_in_flight_are_limited_together():
     async def run():
         go = asyncio.Event()
@@ -365,22 +385,48 @@ def test_bodies_in_flight_are_limited_together():
         async def answer(scope, receive, send):
             await receive()
             await go.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
 
-        def request(size):
-            async def receive():
-                return {"type": "http.request", "body": bytes(size), "more_body": False}
-
-            return limited({"type": "http", "method": "POST", "headers": []}, receive, None)
-
-        limited = Gate(answer, replace(LIMITS, held_bytes=1000), "0.0.0.0")
-        alone = asyncio.create_task(request(1500))
-        await asyncio.sleep(0.05)
-        with pytest.raises(HTTPException, match="in flight have over 1,000 bytes") as caught:
-            await request(10)
-        assert caught.value.status_code == 503 and not alone.done()
+        gate = Gate(answer, replace(LIMITS, held_bytes=1000), "0.0.0.0")
+        alone = asyncio.create_task(through(gate, sends(1500)))
+        await asyncio.sleep(0.1)
+        assert await through(gate, sends(10)) == 503 and not alone.done()
         go.set()
-        await alone
-        await request(10)
-        assert limited.bytes == limited.requests == 0
+        assert await alone == await through(gate, sends(10)) == 200
+        assert gate.bytes == gate.requests == 0
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_slow_bodies_hold_nobody_up():
+    async def run():
+        async def answer(scope, receive, send):
+            assert (await receive())["body"] == b'"aaaa"'
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def slow():
+            await asyncio.sleep(0.1)
+            return {"type": "http.request", "body": b'"', "more_body": True}
+
+        gate = Gate(answer, replace(LIMITS, requests=2, body_seconds=1), "0.0.0.0")
+        waiting = [asyncio.create_task(through(gate, slow)) for _ in range(20)]
+        await asyncio.sleep(0.3)
+        assert await through(gate, sends(6)) == 200 and not any(each.done() for each in waiting)
+        assert {*await asyncio.gather(*waiting)} == {408}
+        assert gate.bytes == gate.requests == 0
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (JSON, 401),
+        ([*JSON, (b"x-api-key", b"other")], 401),
+        ([(b"x-api-key", b"key"), (b"content-type", b"text/plain")], 415),
+        ([(b"x-api-key", b"key")], 415),
+        ([*JSON, (b"x-api-key", b"key"), (b"content-length", b"99999999999")], 413),
+    ],
+)
+def test_a_request_is_refused_for_its_headers_before_its_body_is_read(headers, status):
+    assert asyncio.run(through(Gate(None, LIMITS, "0.0.0.0", ["key"]), None, headers)) == status

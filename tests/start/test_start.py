@@ -182,7 +182,7 @@ def test_the_steps_are_commands_and_the_second_run_has_nothing_to_do(shop, own_e
     assert "4 rows added, 0 replaced" in printed and len(Collection("runs/katalog")) == 4
     (encode,) = [line.partition("conjoin ")[2] for line in printed.splitlines() if line.startswith("1/2  conjoin ")]
     app = printed.splitlines()[-1]
-    assert app == f"conjoin app runs/katalog --model {model} --group-by Modell"
+    assert app == f"conjoin app runs/katalog --model {model} --group-by Modell --currency '€'"
     assert main(shlex.split(encode)) == 0
     assert "0 rows added, 0 replaced, 0 removed, 4 unchanged; 0 encoded" in capsys.readouterr().out
     shop({name: values[:1] for name, values in GERMAN.items()} | {"Preis": ["5 €"]})

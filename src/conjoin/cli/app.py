@@ -4,22 +4,25 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from conjoin.cli.options import RankingOptions, option, pick
-from conjoin.cli.serve import ServingOptions
+from conjoin.cli.serve import ServingOptions, serve
 
 
 @dataclass(kw_only=True)
 class Options(RankingOptions, ServingOptions):
     """Open a page that shows what COLLECTION holds, and searches it by text, images or both, with filters.
 
-    The page shows what a query and a result share. Two collections are shown side by side. Needs pip install
-    "conjoin[app]" and no network.
+    It is `conjoin serve COLLECTION` with the page at its address. New versions of a collection are shown as they are
+    published. Two collections are shown side by side. Needs pip install "conjoin[app]" and no network.
 
     Args:
         collections: One or two: folders that `conjoin encode` wrote, or URIs.
         model: Folder or Hub name of the model that made a collection, once for each (default: the folder on this
             machine that the collection records).
-        k: Results at first.
+        k: Results of a page.
+        heading: Name of the catalogue, above the page (default: the last part of the address of COLLECTION).
         title_column: Column that names the results (default: the text, or else the id).
+        show: Columns on each card beside title and price (default: the first two with few values).
+        currency: Of the prices, such as EUR or €.
         port: 0 for a free one.
 
     Example:
@@ -28,8 +31,11 @@ class Options(RankingOptions, ServingOptions):
 
     collections: list[str] = option(MISSING, metavar="COLLECTION")
     model: list[str] = option([], action="append")
-    k: int = option(12, least=1)
+    k: int = option(24, least=1)
+    heading: str | None = None
     title_column: str | None = None
+    show: list[str] = option([], metavar="COLUMN")
+    currency: str | None = None
     port: int = option(7860, least=0)
 
 
@@ -42,19 +48,20 @@ def run(options: Options) -> None:
             f"got {len(collections)} collections and {len(models)} models; expected one or two collections, and a "
             "model for each or none"
         )
-
-    from conjoin.retrieval.search import check_column
-    from conjoin.serving.app import Asked, make_app
-    from conjoin.serving.http import run_server
-
     searchers = [options.load(uri, model) for uri, model in zip(collections, models, strict=True)]
-    columns, weights = pick(options, "title_column", "group_by"), dict(options.weight)
+    from conjoin.retrieval.search import check_column
+    from conjoin.serving.page import Page
+
+    columns = pick(options, "title_column", "group_by")
     for searcher in searchers:
         collection: Any = searcher.collection
-        for column in filter(None, columns.values()):
+        for column in filter(None, [*columns.values(), *options.show]):
             check_column(collection, column)
-    first = Asked(
-        k=options.k, image_weight=weights.get("image"), text_weight=weights.get("text"), min_score=options.min_score
+    page = Page(
+        **columns,
+        **pick(options, "heading", "currency", "min_score", "k"),
+        show=options.show or None,
+        weights=dict(options.weight),
+        beside=searchers[1] if len(searchers) > 1 else None,
     )
-    app = make_app(searchers, limits=searchers[0].limits, host=options.host, first=first, **columns)
-    run_server(app, options.host, options.port)
+    serve(searchers, options, page=page)

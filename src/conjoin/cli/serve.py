@@ -4,9 +4,9 @@ import threading
 import time
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import EncoderOptions, ImageOptions, PromptOptions, option
+from conjoin.cli.options import EncoderOptions, ImageOptions, PromptOptions, option, pick
 
 if TYPE_CHECKING:
     from conjoin.serving.searcher import Searcher
@@ -27,15 +27,23 @@ class ServingOptions(PromptOptions, ImageOptions, EncoderOptions):
     max_upload: int = option(10, least=1)
     max_megapixels: int = option(25, least=1)
     max_results: int = option(100, least=1)
+    port: int = 0
 
     def load(self, collection: str | None, model: str | None, **limits: int) -> "Searcher":
         """Load a collection with its model, to be searched within the limits, also these."""
         from conjoin.serving import Limits
         from conjoin.serving.searcher import Searcher
 
+        try:
+            import fastapi  # noqa: F401
+            import prometheus_fastapi_instrumentator  # noqa: F401
+            import uvicorn  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ImportError(f'this needs further packages ({error}): pip install "conjoin[serve]"') from error
+
         upload, pixels = self.max_upload * 2**20, self.max_megapixels * 10**6
         limits |= {"body_bytes": max(Limits.body_bytes, 2 * upload), "image_bytes": upload, "image_pixels": pixels}
-        within = Limits(results=self.max_results, **limits)
+        within = Limits(results=self.max_results, request_pixels=max(Limits.request_pixels, 2 * pixels), **limits)
         how = self.encoder_options() | {"prompt": self.prompt, "prompt_name": self.prompt_name}
         return Searcher.load(collection, model, within, **how)
 
@@ -83,27 +91,30 @@ def run(options: Options) -> None:
     if file is not None and not keys:
         raise ValueError(f"there is no key in {file!r}: write one in each line, as `openssl rand -hex 32` makes it")
 
-    from conjoin.serving.http import missing, run_server
-
-    try:
-        from conjoin.serving.endpoint import make_endpoint
-    except ModuleNotFoundError as error:
-        missing("serve", error)
-
     limits = {"items": options.max_items, "requests": options.max_connections}
     searcher = options.load(options.collection, options.model, **limits)
-    if options.watch:
+    how = pick(options, "grace", "access_log", "watch")
+    serve([searcher], options, keys=keys, origins=options.cors, **how)
+
+
+def serve(
+    searchers: "list[Searcher]",
+    options: ServingOptions,
+    *,
+    grace: int = 0,
+    access_log: bool = False,
+    watch: bool = True,
+    **how: Any,  # noqa: ANN401
+) -> None:
+    """Serve collections until interrupted; `how` as for `make_endpoint`."""
+    from conjoin.serving.endpoint import make_endpoint
+    from conjoin.serving.http import run_server
+
+    for searcher in searchers if watch else ():
         threading.Thread(target=_watch, args=[searcher], name="conjoin-watch", daemon=True).start()
-    app = make_endpoint(searcher, options.host, keys=keys, origins=options.cors)
-    run_server(
-        app,
-        options.host,
-        options.port,
-        grace=options.grace,
-        on_late=searcher.batcher.stop,
-        access_log=options.access_log,
-        is_open=not keys,
-    )
+    app = make_endpoint(searchers[0], options.host, **how)
+    running = {"grace": grace, "access_log": access_log, "is_open": not how.get("keys")}
+    run_server(app, options.host, options.port, on_late=searchers[0].batcher.stop, **running)
 
 
 def _watch(searcher: "Searcher") -> None:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils.sha import git_hash
@@ -82,7 +82,7 @@ def push(
     """
     api = api or HfApi()
     name: dict[str, Any] = {"repo_id": upload.repo_id, "repo_type": upload.kind}
-    sdk = "gradio" if upload.kind == "space" else None
+    sdk = RepoCard(upload.card).data.to_dict()["sdk"] if upload.kind == "space" else None
     try:
         api.create_repo(**name, private=not public, exist_ok=True, space_sdk=sdk)
         info: Any

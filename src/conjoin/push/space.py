@@ -11,7 +11,7 @@ from conjoin.retrieval.search import recorded_model
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "hub_upload" / "space"
 SPACE = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_space"
-"""Folder of the app, its requirements and its card: next to the sources, or inside the installed package."""
+"""Folder of the card and the container of a Space: next to the sources, or inside the installed package."""
 
 _SIDE = 512
 
@@ -19,7 +19,7 @@ _SIDE = 512
 def space_upload(
     uri: str | Path, repo_id: str, work: str | Path, *, model: str | Path | None = None, license: str | None = None
 ) -> Upload:
-    """Collect the files of a Space: the app, the model, and a copy of the collection with a thumbnail of each row.
+    """Collect the files of a Space: its container, the model, and a copy of the collection with thumbnails.
 
     Args:
         uri: Of the collection.
@@ -40,7 +40,7 @@ def space_upload(
     if license is not None:
         card = card.replace("pinned: false", f"pinned: false\nlicense: {license}")
     files: dict[str, Path | bytes] = {"README.md": card.encode()}
-    files |= {name: SPACE / name for name in ("app.py", "requirements.txt")}
+    files |= {name: SPACE / name for name in ("Dockerfile",)}
     files |= {f"model/{name}": file for name, file in uploaded.files.items()}
     files |= {f"collection/{name}": file for name, file in collection_files(copied).items()}
-    return Upload(repo_id, "space", files, ("*.py", "collection/*", "model/*"), uploaded.left_out)
+    return Upload(repo_id, "space", files, ("Dockerfile", "collection/*", "model/*"), uploaded.left_out)

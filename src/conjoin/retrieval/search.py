@@ -1,6 +1,6 @@
 """From an address to something that is searched, and from items to results."""
 
-from collections.abc import Collection as Container, Mapping, Sequence
+from collections.abc import Collection as Container, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ def search_groups(
                 best.setdefault(value, (id_, score))
             if len(best) >= k or len(ids) < depth:
                 break
-            others, own = _without(column, best, where), slice(number, number + 1)
+            others, own = without_groups(column, best, where), slice(number, number + 1)
             query = vectors if vectors is None else vectors[own]
             some = words if words is None else words[own]
             again = collection.rank(query, depth, where=others, words=some)
@@ -203,7 +203,7 @@ def search_groups(
     return Ranking.join(rankings)
 
 
-def _without(column: str, groups: Container[Any], where: str | None) -> str:
+def without_groups(column: str, groups: Iterable[Any], where: str | None = None) -> str:
     """A condition that leaves out the rows of groups: values of a column, or `("row", id)`."""
     values = [_literal(group) for group in groups if not isinstance(group, tuple)]
     ids = [_literal(group[1]) for group in groups if isinstance(group, tuple)]

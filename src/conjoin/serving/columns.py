@@ -1,100 +1,162 @@
-"""The columns of a collection, as somebody who filters by them needs to know them."""
+"""The columns of a collection for people who filter: which give a choice, a range or an order, and counts of rows."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from collections.abc import Collection as Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from conjoin.retrieval import Searchable
-
-_ROWS = 500_000
-_CHOICES = 40
-_LONGEST = 60
-
-
-class Column(NamedTuple):
-    """A column.
-
-    Attributes:
-        name: As a condition names it.
-        type: Of its values.
-        values: All of them, sorted, if they are few and short texts; None otherwise.
-        example: A value, or the least and the greatest number; empty if there is none.
-        ends: The least and the greatest number; None if they are no numbers.
-    """
-
-    name: str
-    type: str
-    values: list[str] | None
-    example: str
-    ends: tuple[float, float] | None = None
-
-
-def describe_columns(collection: "Searchable") -> list[Column]:
-    """The columns of a collection, from its first rows: `id` first. Those of Milvus without values."""
-    import pyarrow as pa
+    import pandas as pd
 
     from conjoin.retrieval import Collection
 
-    if not isinstance(collection, Collection):
-        return [Column(field.name, str(field.type), None, "") for field in collection.schema]
-    batches, rows = [], 0
-    for batch in collection.scan(collection.schema.names):
-        batches.append(batch.slice(0, _ROWS - rows))
-        rows += batches[-1].num_rows
-        if rows >= _ROWS:
-            break
-    whole = pa.Table.from_batches(batches, collection.schema)
-    return [describe_column(name, whole[name], len(collection) <= rows) for name in whole.column_names]
+PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
+"""Names of columns of prices."""
+Kind = Literal["choice", "number", "date"]
+_ROWS = 500_000
+_FEW, _MANY, _LONGEST = 40, 1000, 60
+_DATE = re.compile(r"\d{4}-\d\d-\d\d\b.*")
 
 
-def condition(
-    choices: Mapping[str, Sequence[str] | None],
-    ranges: Mapping[str, tuple[float | None, float | None]],
-    where: str | None,
-) -> str | None:
-    """A condition for values and ranges by column, and for what else was written; None for neither.
+def column_kind(column: Any) -> Kind | None:  # noqa: ANN401 - pyarrow has no types
+    """How people filter by a column, an Arrow array.
 
-    Args:
-        choices: The values of each column, any of which may be; none for all.
-        ranges: The least and the greatest value of each column; None for no limit.
-        where: A condition; None or blank for none.
-    """
-    parts = []
-    for name, values in choices.items():
-        quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values or ())
-        parts += [f"`{name}` in ({quoted})"] if quoted else []
-    for name, (least, most) in ranges.items():
-        parts += [f"`{name}` >= {float(least):.15g}"] if least is not None else []
-        parts += [f"`{name}` <= {float(most):.15g}"] if most is not None else []
-    if where is not None and where.strip():
-        parts.append(f"({where.strip()})" if parts else where.strip())
-    return " and ".join(parts) or None
-
-
-def describe_column(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401 - pyarrow has no types
-    """Describe a column.
-
-    Args:
-        name: Its name.
-        column: Its values, an Arrow array.
-        is_whole: Whether these are all of its values.
+    Returns:
+        `"choice"` of values that repeat: up to 40 short texts, up to 1,000 if each stands in two rows on average;
+        `"number"`, `"date"` (also texts such as 2026-11-28); None for others.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind = column.type
-    known = column.drop_null()
-    if not len(known):
-        return Column(name, str(kind), None, "")
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        distinct = pc.unique(known)
-        values = sorted(filter(None, distinct.to_pylist())) if len(distinct) <= _CHOICES else None
-        few = is_whole and values is not None and len(values) < len(column)
-        short = values is not None and max(map(len, values), default=0) <= _LONGEST
-        return Column(name, "text", values if few and short else None, str(known[0].as_py())[:_LONGEST])
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
-        ends = pc.min_max(known).as_py()
-        numbers = None if pa.types.is_temporal(kind) else (ends["min"], ends["max"])
-        return Column(name, str(kind), None, f"{ends['min']} to {ends['max']}", numbers)
-    first = "" if name == "image" else str(known[0].as_py())[:_LONGEST]  # a path of this machine
-    return Column(name, "true or false" if pa.types.is_boolean(kind) else str(kind), None, first)
+    types, known = pa.types, column.drop_null()
+    if types.is_boolean(column.type):
+        return "choice"
+    if types.is_temporal(column.type):
+        return "date"
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        return "number"
+    if not len(known) or not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return None
+    if pc.all(pc.match_substring_regex(known, rf"\A{_DATE.pattern}\z")).as_py():
+        return "date"
+    distinct = pc.count_distinct(known).as_py()
+    repeats = distinct < len(known) if distinct <= _FEW else 2 * distinct <= len(known) and distinct <= _MANY
+    return "choice" if repeats and pc.max(pc.utf8_length(known)).as_py() <= _LONGEST else None
+
+
+def column_kinds(collection: "Collection") -> dict[str, Kind]:
+    """The columns that people filter by, with their kinds, from the first rows."""
+    import pyarrow as pa
+
+    names = [name for name in collection.schema.names if name not in ("id", "text", "image")]
+    batches, rows = [], 0
+    for batch in collection.scan(names) if names else ():
+        batches.append(batch.slice(0, _ROWS - rows))
+        rows += batches[-1].num_rows
+        if rows >= _ROWS:
+            break
+    kinds = {name: column_kind(pa.chunked_array([batch[name] for batch in batches])) for name in names if batches}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def filter_condition(name: str, values: Sequence[Any] | Mapping[str, float | str | None]) -> str:
+    """The condition that a column has one of some values, or lies between `"least"` and `"most"`.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if isinstance(values, Mapping):
+        ends = [(sign, values.get(end)) for end, sign in (("least", ">="), ("most", "<="))]
+        parts = [f"`{name}` {sign} {_literal(value)}" for sign, value in ends if value is not None]
+    else:
+        parts = [f"`{name}` in ({', '.join(map(_literal, values))})"] if values else []
+    if not parts:
+        raise ValueError(f'the filter of {name!r} has no values: expected ["a", "b"] or {{"least": 1, "most": 9}}')
+    return " and ".join(parts)
+
+
+def _literal(value: str | float | bool) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value).lower() if isinstance(value, bool) else f"{value:.15g}"
+
+
+def join_conditions(conditions: Mapping[str, str], but: str | None = None) -> str | None:
+    """The conditions joined, without that of one name; None without any."""
+    parts = [f"({each})" for name, each in conditions.items() if name != but]
+    return " and ".join(parts) or None
+
+
+def listed_ids(
+    collection: "Collection", where: str | None = None, group_by: str | None = None, sort: str | None = None
+) -> list[str]:
+    """The ids of the rows that a condition holds for, one of each group.
+
+    Args:
+        collection: Of rows in an order of their own.
+        where: The condition.
+        group_by: A column: one row of each of its values, the first in this order.
+        sort: A column, with `-` before it for falling values; rows without a value come last.
+    """
+    column = (sort or "").removeprefix("-")
+    rows = _read(collection, {"id", column, group_by} - {"", None}, where)
+    if sort:
+        rows = rows.sort_values(column, ascending=not sort.startswith("-"), kind="stable", na_position="last")
+    return list(rows[_firsts(rows, group_by)]["id"])
+
+
+def count_values(
+    collection: "Collection",
+    conditions: Mapping[str, str],
+    names: Sequence[str],
+    group_by: str | None = None,
+    among: Container[str] | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Count the rows that some conditions hold for, and the values of columns in them.
+
+    The values of a column are counted without its own condition, so that a person can choose several.
+
+    Args:
+        collection: What to count.
+        conditions: By the name of the column that they filter by.
+        names: Of the columns.
+        group_by: A column: each of its values counts once.
+        among: The ids that count; None for all.
+
+    Returns:
+        The number of rows; and of each column, its `rows` and its `values` with counts, most frequent first, or the
+        `least` and `most` of numbers and dates.
+    """
+    shared = {*names, "id", group_by} - {None}
+
+    def rows(but: str | None) -> "pd.DataFrame":
+        read = _read(collection, shared, join_conditions(conditions, but))
+        return read if among is None else read[read["id"].isin(list(among))]
+
+    base = rows(None)
+    found: dict[str, Any] = {}
+    for name in names:
+        part = rows(name) if name in conditions else base
+        known = part[part[name].notna()]
+        if known[name].dtype.kind in "iufM":
+            ends = (known[name].min(), known[name].max()) if len(known) else ()
+            plain = (end.item() if hasattr(end, "item") else end.isoformat() for end in ends)
+            found[name] = dict(zip(("least", "most"), plain, strict=False))
+        else:
+            if group_by is not None:
+                known = known[~(known.duplicated([name, group_by]) & known[group_by].notna())]
+            counts = sorted(known[name].value_counts().items(), key=lambda each: (-each[1], str(each[0])))
+            found[name] = {"values": [[value, int(count)] for value, count in counts[:_MANY]]}
+        found[name]["rows"] = int(_firsts(part, group_by).sum())
+    return int(_firsts(base, group_by).sum()), found
+
+
+def _read(collection: "Collection", names: Container[str], where: str | None) -> "pd.DataFrame":
+    import pyarrow as pa
+
+    schema = pa.schema([field for field in collection.table.schema if field.name in names])
+    return pa.Table.from_batches(collection.scan(schema.names, where), schema).to_pandas()
+
+
+def _firsts(rows: "pd.DataFrame", group_by: str | None) -> Any:  # noqa: ANN401 - a series of bool
+    """Which rows are the first of their group; each without a group is one."""
+    return ~rows.duplicated(group_by or "id") | (rows[group_by or "id"].isna())

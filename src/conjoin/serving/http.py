@@ -1,110 +1,152 @@
-"""What the app and the endpoint have in common as web servers: limits of requests, headers, and the server itself."""
+"""The web server in front of the endpoint and the page: the gate that each request passes, and the server itself."""
 
 import asyncio
 import logging
 import re
+import secrets
 import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from conjoin.serving.limits import Limits
+from conjoin.serving.limits import Limits, TooLargeError, check_json
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
 
 HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; media-src 'self' data: blob:; "
-    "font-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "connect-src 'self'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-"""Keep a page from loading anything from elsewhere (Gradio needs inline and evaluated scripts), and browsers from
-guessing types of files."""
+"""Keep a page from loading anything from elsewhere, and browsers from guessing types of files."""
 
 
-def missing(extra: str, error: ImportError) -> NoReturn:
-    """Say which extra holds a package that is not installed.
+class _RefusedError(Exception):
+    """A request that the gate refuses.
 
-    Raises:
-        ImportError: Always.
+    Attributes:
+        code: The HTTP status.
+        message: For the client.
     """
-    raise ImportError(f'this needs further packages ({error}): pip install "conjoin[{extra}]"') from error
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
 
 
 class Gate:
-    """Refuses requests that are too large, too many, malformed or for another host, and adds `HEADERS` to answers.
+    """Refuses requests without a key, too large, too slow, too many, malformed or for another host; adds `HEADERS`.
 
     At a local address, a request must name a local host: a page elsewhere cannot reach the application through a name
-    that it points to this machine. Slow and idle connections are the business of a proxy.
+    that it points to this machine. The body of a request is read here, after its key; the request is one of those that
+    are answered when all of it was received. Slow headers and idle connections are the business of a proxy.
 
     Args:
         app: What answers the others, an ASGI application.
         limits: Of a body, of all bodies in flight, and of requests at one time.
         host: The address that the application listens at.
+        keys: A request must have one of them, as a bearer token or as `X-API-Key`, but for `/ready`; without any,
+            everybody may ask.
     """
 
-    def __init__(self, app: Any, limits: Limits, host: str) -> None:  # noqa: ANN401
+    def __init__(self, app: Any, limits: Limits, host: str, keys: Sequence[str] = ()) -> None:  # noqa: ANN401
         self.app, self.limits = app, limits
         self.hosts = LOCAL if host in LOCAL else None
+        self.keys = [key.encode() for key in keys]
         self.requests = self.bytes = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI says
         """Answer a request."""
         from starlette.datastructures import MutableHeaders
-        from starlette.exceptions import HTTPException
         from starlette.responses import JSONResponse
 
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        received = 0
-
-        async def limited() -> Any:  # noqa: ANN401
-            nonlocal received
-            event = await receive()
-            size = len(event.get("body", b""))
-            received, self.bytes = received + size, self.bytes + size
-            if received > self.limits.body_bytes:
-                raise HTTPException(413, f"the request has over {self.limits.body_bytes:,} bytes, the limit")
-            if self.bytes > max(received, self.limits.held_bytes):
-                raise HTTPException(
-                    503, f"the requests in flight have over {self.limits.held_bytes:,} bytes; try again later"
-                )
-            return event
+        received: list[bytes] = []
 
         async def with_headers(event: Any) -> None:  # noqa: ANN401
             if event["type"] == "http.response.start":
                 MutableHeaders(scope=event).update(HEADERS)
             await send(event)
 
-        if (refusal := self._refusal(scope["headers"])) is not None:
-            code, message = refusal
-            answer = JSONResponse({"error": {"message": message, "item": None}}, code, {"connection": "close"})
-            await answer(scope, receive, with_headers)
-            return
-        counted = int(scope["method"] == "POST")  # an open page holds a GET as long as it is open
-        self.requests += counted
-        try:
-            await self.app(scope, limited, with_headers)
-        finally:
-            self.requests, self.bytes = self.requests - counted, self.bytes - received
+        async def replay() -> Any:  # noqa: ANN401
+            return {"type": "http.request", "body": received.pop()} if received else await receive()
 
-    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str] | None:
-        """Status and message of a request that is refused for its headers, or because there are too many."""
-        framing = [value for name, value in headers if name in (b"content-length", b"transfer-encoding")]
-        host = re.sub(r":\d*$", "", dict(headers).get(b"host", b"").decode("latin-1")).strip("[]")
+        parts: list[bytes] = []
+        counted = 0
+        try:
+            self._check_headers(scope)
+            if scope["method"] == "POST":
+                async with asyncio.timeout(self.limits.body_seconds):
+                    if not await self._read(receive, parts):
+                        return  # the client is gone
+                received.append(b"".join(parts))
+                await asyncio.to_thread(check_json, received[0], self.limits)
+            if self.requests >= self.limits.requests:
+                raise _RefusedError(503, f"{self.requests} requests are being answered, the limit; try again later")
+            counted = 1
+            self.requests += 1
+            await self.app(scope, replay, with_headers)
+        except (_RefusedError, TimeoutError, ValueError) as error:
+            if counted:  # of the application
+                raise
+            code, message = 413 if isinstance(error, TooLargeError) else 400, str(error)
+            if isinstance(error, _RefusedError):
+                code, message = error.code, error.message
+            elif isinstance(error, TimeoutError):
+                code, message = 408, f"the request was not received in {self.limits.body_seconds:g} seconds"
+            headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if code == 401 else {})
+            await JSONResponse({"error": {"message": message, "item": None}}, code, headers)(
+                scope, receive, with_headers
+            )
+        finally:
+            self.requests, self.bytes = self.requests - counted, self.bytes - sum(map(len, parts))
+
+    async def _read(self, receive: Any, parts: list[bytes]) -> bool:  # noqa: ANN401
+        """Read the body of a request into parts; returns whether the client stayed."""
+        size, is_more = 0, True
+        while is_more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return False
+            part, is_more = event.get("body", b""), event.get("more_body", False)
+            parts.append(part)
+            size, self.bytes = size + len(part), self.bytes + len(part)
+            self._check_size(size)
+            if self.bytes > max(size, self.limits.held_bytes):
+                held = self.limits.held_bytes
+                raise _RefusedError(503, f"the requests in flight have over {held:,} bytes; try again later")
+        return True
+
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.body_bytes:
+            raise _RefusedError(413, f"the request has over {self.limits.body_bytes:,} bytes, the limit")
+
+    def _check_headers(self, scope: Any) -> None:  # noqa: ANN401
+        """Refuse a request for its headers, before anything of its body is read."""
+        headers = dict(scope["headers"])
+        framing = [value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")]
+        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if len(framing) > 1:
-            return 400, "the request says twice how long it is (Content-Length, Transfer-Encoding)"
+            raise _RefusedError(400, "the request says twice how long it is (Content-Length, Transfer-Encoding)")
         if self.hosts is not None and host not in self.hosts:
-            return 400, f"this server answers as {', '.join(sorted(self.hosts))}, not as {host!r:.80}"
-        if framing and framing[0].isdigit() and int(framing[0]) > self.limits.body_bytes:
-            return 413, f"the request has over {self.limits.body_bytes:,} bytes, the limit"
-        if self.requests >= self.limits.requests:
-            return 503, f"{self.requests} requests are being answered, the limit; try again later"
-        return None
+            raise _RefusedError(400, f"this server answers as {', '.join(sorted(self.hosts))}, not as {host!r:.80}")
+        bearer = re.findall(rb"(?i)\Abearer +(.+)\Z", headers.get(b"authorization", b""))
+        given = [*bearer, *filter(None, [headers.get(b"x-api-key")])]
+        right = [any([secrets.compare_digest(key, known) for known in self.keys]) for key in given]
+        if self.keys and scope["path"] != "/ready" and not (right and all(right)):
+            raise _RefusedError(
+                401, "a key is needed, as a bearer token or X-API-Key; if both are sent, both must be right"
+            )
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":
+            raise _RefusedError(415, f"the body is {kind.decode('latin-1')!r:.80}; expected application/json")
+        if framing and framing[0].isdigit():
+            self._check_size(int(framing[0]))
 
 
 def run_server(
@@ -148,17 +190,11 @@ def run_server(
         app, log_level="warning", timeout_graceful_shutdown=grace + 2, access_log=access_log, server_header=False
     )
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").addFilter(_is_failure)
     print_line(f"listening at http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}")
     if host not in LOCAL and is_open:
         print_line("anybody who can reach this machine can use it: there are no passwords")
     with sock:
         Server(config).run(sockets=[sock])
-
-
-def _is_failure(record: logging.LogRecord) -> bool:
-    """Whether a message of the log is about more than a page that was open when the server stopped."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def print_line(text: str) -> None:

@@ -54,6 +54,7 @@ class Limits:
 
     Attributes:
         body_bytes: Bytes of a request.
+        body_seconds: Until a request is received.
         held_bytes: Bytes of all requests that are being received or answered; one alone may always be.
         requests: That are being answered at one time.
         items: Items of a request.
@@ -69,18 +70,43 @@ class Limits:
     """
 
     body_bytes: int = 32 * 2**20
+    body_seconds: float = 60
     held_bytes: int = 256 * 2**20
     requests: int = 256
     items: int = 64
     images: int = 8
     image_bytes: int = 10 * 2**20
     image_pixels: int = 25_000_000
-    request_pixels: int = 100_000_000
+    request_pixels: int = 50_000_000
     text_characters: int = 10_000
     where_characters: int = 1000
     results: int = 100
     depth: int = 10_000
     waiting: int = 1024
+
+
+def check_json(body: bytes, limits: Limits) -> None:
+    """Refuse JSON whose structure is larger than the items of a request need.
+
+    A body of a few bytes for each number or key would take a hundred times as much memory as objects.
+
+    Raises:
+        TooLargeError: It is.
+        ValueError: It is not UTF-8: in UTF-16 other characters have the byte of a quote.
+    """
+    most = 1024 + 256 * limits.items
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
+    if plain.count(b'"') > 2 * most or sum(map(len, plain.split(b'"')[::2])) > most:
+        raise TooLargeError(f"the JSON has over {most:,} bytes besides its strings, the limit")
+    if b"\0" in body or not _is_utf8(body):
+        raise ValueError("the body is no JSON in UTF-8")
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        return body.decode() is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def read_items(values: Sequence[tuple[str | None, Sequence[str]]], limits: Limits) -> list[Any]:

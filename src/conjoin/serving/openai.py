@@ -3,7 +3,6 @@
 import re
 import time
 from base64 import b64encode
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Annotated, Any, Literal, Self
 
@@ -106,11 +105,11 @@ class EmbeddingsRequest(_Body):
         return " ".join(part.text for part in self.messages[0].content if isinstance(part, TextPart))
 
 
-def add_openai(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
+def add_openai(app: FastAPI, searcher: Searcher) -> None:
     """Add the routes below `/v1`."""
     tokenizer, widths, started = _own_tokenizer(searcher.encoder), trained_widths(searcher.encoder), int(time.time())
 
-    @app.post("/v1/embeddings", dependencies=checks)
+    @app.post("/v1/embeddings")
     def embed(request: EmbeddingsRequest) -> dict[str, Any]:
         """Embed items; `usage` counts the tokens of their texts and prompts. Pictures count none."""
         if request.dimensions is not None:
@@ -132,7 +131,7 @@ def add_openai(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": searcher.model_name, "data": data, "usage": usage}
 
-    @app.get("/v1/models", dependencies=checks)
+    @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model that is served."""
         model = {"id": searcher.model_name, "object": "model", "created": started, "owned_by": "conjoin"}

@@ -1,15 +1,17 @@
 """A collection with the model that made it: what the app and the endpoint search."""
 
 import math
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic_core import to_jsonable_python
 
 from conjoin.constants import Role
+from conjoin.data.row_images import plain_text
 from conjoin.retrieval import (
     Collection,
     Hit,
@@ -20,12 +22,24 @@ from conjoin.retrieval import (
     open_collection,
     search_items,
 )
-from conjoin.retrieval.collection_table import published_version
+from conjoin.retrieval.collection_table import published_version, with_kind
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
-from conjoin.retrieval.search import SERVED_BYTES, check_column, load_query_encoder, weighted_parts
+from conjoin.retrieval.results import Hits
+from conjoin.retrieval.search import (
+    SERVED_BYTES,
+    check_column,
+    load_query_encoder,
+    rank_items,
+    weighted_parts,
+    without_groups,
+)
 from conjoin.serving.batching import MicroBatcher
-from conjoin.serving.columns import Column, describe_columns
-from conjoin.serving.limits import ItemError, Limits
+from conjoin.serving.columns import Kind, column_kinds, count_values, filter_condition, join_conditions, listed_ids
+from conjoin.serving.explain import explain_result
+from conjoin.serving.limits import ItemError, Limits, check_where
+
+SORTED = 100
+"""The best results of a query, which a column may sort."""
 
 
 class Searcher:
@@ -54,6 +68,7 @@ class Searcher:
             check_model(collection, encoder)
         self.encoder, self.collection, self.limits = encoder, collection, limits
         self.query_prompt = encoder.prompt_of("query", prompt, prompt_name)
+        self._column_kinds: tuple[Searchable | None, dict[str, Kind]] | None = None
         self.batcher = MicroBatcher(encoder, limits.items, limits.waiting)
 
     @classmethod
@@ -106,9 +121,13 @@ class Searcher:
         return "" if self.collection is None else self.collection.uri
 
     @property
-    def columns(self) -> list[Column]:
-        """The columns that a condition may name."""
-        return [] if self.collection is None else describe_columns(self.collection)
+    def column_kinds(self) -> dict[str, Kind]:
+        """The columns that people filter by, with their kinds; none of a collection in Milvus."""
+        known, collection = self._column_kinds, self.collection
+        if known is None or known[0] is not collection:
+            kinds = column_kinds(collection) if isinstance(collection, Collection) else {}
+            known = self._column_kinds = (collection, kinds)
+        return known[1]
 
     def refresh(self) -> bool:
         """Search the published version of the collection from now on; returns whether it is another.
@@ -128,16 +147,46 @@ class Searcher:
         return True
 
     def picture(self, id_: str, side: int = 512) -> bytes | None:
-        """A JPEG file of the picture of a row, at most `side` pixels wide and high; None without one.
+        """A JPEG file of the picture of a row: the thumbnail that is kept, or made of `side` pixels; None without one.
 
         Raises:
             ValueError: There is no such row, or its picture cannot be read, or may not be shown.
             FileNotFoundError: The picture is gone.
         """
-        row = {} if self.collection is None else self.collection.rows([id_], pictures=True)[0]
+        row = self._row(id_)
         if not has_picture(row):
             return None
-        return make_thumbnail(read_picture(row, picture_folders(self.source)), side, "the row")
+        return row.get("picture") or make_thumbnail(read_picture(row, picture_folders(self.source)), side, "the row")
+
+    def pictured(self, ids: Sequence[str]) -> set[str]:
+        """Which of some rows, that name no picture, have one that the collection keeps."""
+        collection = self.collection
+        if not ids or not isinstance(collection, Collection) or "picture" not in collection.table.schema.names:
+            return set()
+        kinds = collection.take(ids, ["row_kind"])["row_kind"].to_pylist()
+        return {id_ for id_, kind in zip(ids, kinds, strict=True) if kind != "text"}
+
+    def _row(self, id_: str) -> dict[str, Any]:
+        return {} if self.collection is None else self.collection.rows([id_], pictures=True)[0]
+
+    def row_item(self, id_: str, part: str | None = None) -> tuple[str | None, list[str]]:
+        """What a row has, as the text and the `data:` URIs of an item; or a part of it, `"image"` or `"text"`.
+
+        Raises:
+            ValueError: There is no such row, or it has no such part; and as `picture`.
+            FileNotFoundError: Its picture is gone.
+        """
+        text = plain_text([], self._row(id_).get("text") or "")[: self.limits.text_characters] or None
+        picture = None if part == "text" else self.picture(id_)
+        text = None if part == "image" else text
+        if text is None and picture is None:
+            raise ValueError(f"the row {id_!r} has no {part or 'text and no image'} to search for")
+        uris = [] if picture is None else [f"data:image/jpeg;base64,{b64encode(picture).decode()}"]
+        return text, uris
+
+    def explain(self, text: str | None, images: list[Any], id_: str) -> list[dict[str, Any]]:
+        """What a query and the row of an id share; see `explain_result`."""
+        return explain_result(self.encoder, text, images, self._row(id_), picture_folders(self.source))
 
     def encode(self, items: Sequence[Any], role: Role | None = None, prompt: str | None = None) -> np.ndarray:
         """Encode items into `(N, D)`, together with those of concurrent calls.
@@ -162,6 +211,7 @@ class Searcher:
         *,
         offset: int = 0,
         prompt: str | None = None,
+        sort: str | None = None,
         **how: Any,  # noqa: ANN401
     ) -> list[list[Hit]]:
         """Search for items as `search_items` does; one list of results for each, best first.
@@ -171,17 +221,31 @@ class Searcher:
             k: Results of each.
             offset: Results that are left out before them.
             prompt: Of the queries, in place of the server's or the model's own.
+            sort: A column that the best `SORTED` results are sorted by, with `-` before it for falling values; those
+                without a value come last.
             how: As for `search_items`.
 
         Raises:
             BusyError: Too many items wait for the model.
             ItemError: An item cannot be used.
-            ValueError: There is no collection; `k` or `offset` is out of range; and as `search_items`.
+            ValueError: There is no collection, or no such column; `k` or `offset` is out of range; and as
+                `search_items`.
         """
-        collection, batcher = self._check_range(k, offset), self.batcher
+        collection, encoder = self._check_range(k, offset), cast(ItemEncoder, self.batcher)
         how |= {"prompt": self.query_prompt if prompt is None else prompt}
+        column = (sort or "").removeprefix("-")
+        if sort is not None:
+            check_column(collection, column)
         try:
-            hits = search_items(collection, batcher, items, k, offset=offset, **how)  # type: ignore[arg-type]
+            if sort is None:
+                hits = search_items(collection, encoder, items, k, offset=offset, **how)
+            else:
+                hits = Hits()
+                for best in search_items(collection, encoder, items, SORTED, **how):
+                    known = [hit for hit in best if column in hit.row]
+                    known.sort(key=lambda hit: hit.row[column], reverse=sort.startswith("-"))
+                    rest = [hit for hit in best if column not in hit.row]
+                    hits.append([*known, *rest][offset : offset + k])
         except ItemError as error:
             if how.get("weights") is None:
                 raise
@@ -198,14 +262,17 @@ class Searcher:
             raise ValueError(f"offset + k must be at most {self.limits.depth:,}, got {offset} + {k}")
         return self.collection
 
-    def browse(self, k: int, where: str | None = None, group_by: str | None = None, offset: int = 0) -> list[Hit]:
-        """The first rows that a condition holds for, with thumbnails and without scores.
+    def browse(
+        self, k: int, where: str | None = None, group_by: str | None = None, offset: int = 0, sort: str | None = None
+    ) -> list[Hit]:
+        """The first rows that a condition holds for, without scores.
 
         Args:
             k: How many at most.
             where: Only rows that this condition holds for.
             group_by: A column: one row of each of its values.
             offset: Rows that are left out before them.
+            sort: A column, as for `search`.
 
         Raises:
             ValueError: The condition cannot be evaluated, or there is no such column; or the collection, such as one
@@ -214,22 +281,87 @@ class Searcher:
         collection = self._check_range(k, offset)
         if not isinstance(collection, Collection):
             raise ValueError("nothing to search for: write a text, add an image, or both")
-        if group_by is not None:
-            check_column(collection, group_by)
-        first: dict[Any, str] = {}
-        for batch in collection.scan([*dict.fromkeys(("id", group_by or "id"))], where):
-            for row in batch.to_pylist():
-                value = row.get(group_by or "id")
-                first.setdefault(("row", row["id"]) if value is None else str(value), row["id"])
-            if len(first) >= offset + k:
-                break
-        chosen = [*first.values()][offset : offset + k]
-        rows = zip(chosen, collection.rows(chosen, pictures=True), strict=True)
-        return [Hit(id_, math.nan, _plain_row(row)) for id_, row in rows]
+        for column in filter(None, (group_by, (sort or "").removeprefix("-"))):
+            check_column(collection, column)
+        chosen = listed_ids(collection, where, group_by, sort)[offset : offset + k]
+        return [Hit(id_, math.nan, _plain_row(row)) for id_, row in zip(chosen, collection.rows(chosen), strict=True)]
+
+    def conditions(
+        self,
+        filters: Mapping[str, Any],
+        where: str | None = None,
+        kind: str | None = None,
+        like: Sequence[str] = (),
+        group_by: str | None = None,
+    ) -> dict[str, str]:
+        """What a request wants of rows, as conditions by the column that they are of; `.` and a word for the others.
+
+        Args:
+            filters: By column, as for `filter_condition`.
+            where: A condition of a stranger.
+            kind: Of the rows.
+            like: Ids of rows that are no results: other rows like them are searched.
+            group_by: A column: no row of a group of these is a result either.
+
+        Raises:
+            ValueError: There is no such column, row or kind; and as `check_where`.
+        """
+        found = {}
+        for name, values in filters.items():
+            check_column(cast(Searchable, self.collection), name)
+            found[name] = filter_condition(name, values)
+        if where is not None and check_where(where, self.limits).strip():
+            found[".where"] = where
+        if kind is not None:
+            found["row_kind"] = str(with_kind(None, kind))
+        if like:
+            groups = [self._row(id_).get(group_by or "", ("row", id_)) for id_ in like]
+            found[".like"] = without_groups(group_by or "id", groups)
+        return found
+
+    def count(
+        self,
+        items: Sequence[Any],
+        conditions: Mapping[str, str],
+        facets: Sequence[str],
+        group_by: str | None = None,
+        is_sorted: bool = False,
+        **how: Any,  # noqa: ANN401
+    ) -> dict[str, Any]:
+        """Count the rows that a search or a list takes its results from, and the values of columns in them.
+
+        Args:
+            items: One query, or none. With a `min_score`, the rows that reach it count.
+            conditions: Of the rows.
+            facets: Names of the columns.
+            group_by: A column: each of its values counts once.
+            is_sorted: Whether a column sorts the results of a query, of which there are `SORTED` then.
+            how: As for `search_items`.
+
+        Returns:
+            `total`, `facets` as `count_values` gives them, and `kinds`: how many rows have an image, a text, or both.
+
+        Raises:
+            ValueError: There is no such column, there are several items, or the collection is in Milvus.
+        """
+        collection = self.collection
+        if not isinstance(collection, Collection) or len(items) > 1:
+            raise ValueError("facets count the rows for one query, of a collection that is not in Milvus")
+        for column in facets:
+            check_column(collection, column)
+        names, among = [*dict.fromkeys([*facets, "row_kind"])], None
+        if items and how.get("min_score") is not None:
+            where = join_conditions({name: each for name, each in conditions.items() if name not in names})
+            depth = min(self.limits.depth, len(collection))
+            prompt = how.pop("prompt", None)
+            how |= {"prompt": self.query_prompt if prompt is None else prompt, "where": where}
+            among = rank_items(collection, cast(ItemEncoder, self.batcher), items, depth, **how).ids[0]
+        total, found = count_values(collection, conditions, names, group_by, among)
+        kinds = dict(found.pop("row_kind")["values"])
+        return {"total": min(total, SORTED) if items and is_sorted else total, "facets": found, "kinds": kinds}
 
 
 def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON can hold it: dates as texts, numbers that are not finite as None; a thumbnail stays as it is."""
-    kept = {name: value for name, value in row.items() if name not in ("id", "picture")}
-    plain = to_jsonable_python(kept, inf_nan_mode="null", bytes_mode="base64", serialize_unknown=True)
-    return plain | ({"picture": row["picture"]} if "picture" in row else {})
+    """A row as JSON can hold it: dates as texts, numbers that are not finite as None."""
+    kept = {name: value for name, value in row.items() if name != "id"}
+    return dict(to_jsonable_python(kept, inf_nan_mode="null", bytes_mode="base64", serialize_unknown=True))

@@ -93,4 +93,5 @@ def start_commands(
     encode += allowed.get(os.environ.get(ALLOW_URLS, ""), [])
     app = ["app", out, "--model", model]
     app += ["--group-by", products.columns.group] if products.columns.group else []
+    app += ["--currency", products.currency] if products.currency else []
     return [encode, app]

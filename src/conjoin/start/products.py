@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
+from price_parser import Price
 
 from conjoin.data import load_pairs
 from conjoin.data.cells import clean_texts, decimal_mark, read_number
@@ -15,11 +16,10 @@ from conjoin.data.columns import NUMBER, ColumnNames, TableColumns, guess_column
 from conjoin.data.pair_sources import open_source
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection_table import OWN_COLUMNS
-from conjoin.serving.columns import describe_column
+from conjoin.serving.columns import PRICE, column_kind
 
 _ROWS = 50_000
 """Rows that the guesses read."""
-_PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
 _CODE = re.compile(r"0\d+|\d{10,}")
 _MOST = 0.8
 _SHOWN = 6
@@ -32,11 +32,13 @@ class Products(NamedTuple):
         columns: The parts of its rows.
         keep: The columns for `--keep`.
         lines: On what was found, for people.
+        currency: Of the prices, as most of them write it.
     """
 
     columns: TableColumns
     keep: Sequence[str]
     lines: Sequence[str]
+    currency: str | None = None
 
     @property
     def named(self) -> dict[str, str]:
@@ -71,7 +73,7 @@ def find_products(table: str, columns: ColumnNames | None = None, keep: Sequence
     free.free = [name for name in free.free if name not in (*used, *unkept)]
     numbers, choices = free.numbers(), free.choices()
     group = [chosen.group] if chosen.group else []
-    found = Products(chosen, [*dict.fromkeys([*group, *(keep or [*numbers, *choices])])], ())
+    found = Products(chosen, [*dict.fromkeys([*group, *(keep or [*numbers, *choices])])], (), free.currency())
     pairs: Any = load_pairs(table, on_error="skip", columns=found.named, keep=found.keep)
     problems = [problem for problem in pairs["problem"] if problem is not None]
     if len(problems) == len(pairs):
@@ -123,7 +125,7 @@ class _Columns:
     def numbers(self) -> dict[str, str]:
         """Take the columns of numbers, prices first; each as `--keep` takes it, with a line on it."""
         lines = {}
-        for name in sorted(self.free, key=lambda name: _PRICE.search(name) is None):
+        for name in sorted(self.free, key=lambda name: PRICE.search(name) is None):
             feature: Any = self.dataset.features[name]
             values, odd = _as_numbers(self.texts.get(name, ()))
             kind = NUMBER if values else ""
@@ -140,15 +142,24 @@ class _Columns:
         return lines
 
     def choices(self) -> dict[str, str]:
-        """Take the columns with few, short texts; each with a line on it."""
+        """Take the columns of short texts that repeat, and of dates; each with a line on it."""
         lines = {}
         for name in [name for name in self.free if len({*self.texts.get(name, ())}) > 1]:
-            values = describe_column(name, pa.chunked_array([self.cells[name]]), is_whole=True).values
-            if values is not None:
+            kind, values = column_kind(pa.chunked_array([self.cells[name]])), sorted({*self.texts[name]})
+            if kind == "choice":
                 more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
                 lines[name] = f"  categories  {name}: {', '.join(values[:_SHOWN])}{more}"
                 self.take(name)
+            elif kind == "date":
+                lines[name] = f"  dates       {name}: {values[0]} to {values[-1]}"
+                self.take(name)
         return lines
+
+    def currency(self) -> str | None:
+        """The currency of the first column of texts that is named like a price."""
+        prices: Sequence[str] = next((self.texts[name] for name in self.texts if PRICE.search(name)), ())
+        found = Counter(filter(None, (Price.fromstring(price).currency for price in prices[:_SHOWN])))
+        return found.most_common(1)[0][0] if found else None
 
     def example(self, name: str) -> str:
         """A value of a column of texts, one that is no number if there is any."""
