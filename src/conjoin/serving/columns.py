@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
 """Names of columns of prices."""
 Kind = Literal["choice", "number", "date"]
-_ROWS = 500_000
 _FEW, _MANY, _LONGEST = 40, 1000, 60
 _DATE = re.compile(r"\d{4}-\d\d-\d\d\b.*")
 
@@ -44,17 +43,9 @@ def column_kind(column: Any) -> Kind | None:  # noqa: ANN401 - pyarrow has no ty
 
 
 def column_kinds(collection: "Collection") -> dict[str, Kind]:
-    """The columns that people filter by, with their kinds, from the first rows."""
-    import pyarrow as pa
-
-    names = [name for name in collection.schema.names if name not in ("id", "text", "image")]
-    batches, rows = [], 0
-    for batch in collection.scan(names) if names else ():
-        batches.append(batch.slice(0, _ROWS - rows))
-        rows += batches[-1].num_rows
-        if rows >= _ROWS:
-            break
-    kinds = {name: column_kind(pa.chunked_array([batch[name] for batch in batches])) for name in names if batches}
+    """The columns that people filter by, with their kinds."""
+    rows = _read(collection, {*collection.schema.names} - {"id", "text", "image"})
+    kinds = {name: column_kind(rows[name]) for name in rows.column_names}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
@@ -98,7 +89,7 @@ def listed_ids(
         sort: A column, with `-` before it for falling values; rows without a value come last.
     """
     column = (sort or "").removeprefix("-")
-    rows = _read(collection, {"id", column, group_by} - {"", None}, where)
+    rows = _read(collection, {"id", column, group_by} - {"", None}, where).to_pandas()
     if sort:
         rows = rows.sort_values(column, ascending=not sort.startswith("-"), kind="stable", na_position="last")
     return list(rows[_firsts(rows, group_by)]["id"])
@@ -129,7 +120,7 @@ def count_values(
     shared = {*names, "id", group_by} - {None}
 
     def rows(but: str | None) -> "pd.DataFrame":
-        read = _read(collection, shared, join_conditions(conditions, but))
+        read = _read(collection, shared, join_conditions(conditions, but)).to_pandas()
         return read if among is None else read[read["id"].isin(list(among))]
 
     base = rows(None)
@@ -150,11 +141,13 @@ def count_values(
     return int(_firsts(base, group_by).sum()), found
 
 
-def _read(collection: "Collection", names: Container[str], where: str | None) -> "pd.DataFrame":
+def _read(collection: "Collection", names: Container[str], where: str | None = None) -> Any:  # noqa: ANN401
+    """Columns of the rows that a condition holds for, as an Arrow table."""
     import pyarrow as pa
 
     schema = pa.schema([field for field in collection.table.schema if field.name in names])
-    return pa.Table.from_batches(collection.scan(schema.names, where), schema).to_pandas()
+    batches = collection.scan(schema.names, where) if len(schema) else ()
+    return pa.Table.from_batches(batches, schema)
 
 
 def _firsts(rows: "pd.DataFrame", group_by: str | None) -> Any:  # noqa: ANN401 - a series of bool

@@ -98,15 +98,12 @@ def check_json(body: bytes, limits: Limits) -> None:
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
     if plain.count(b'"') > 2 * most or sum(map(len, plain.split(b'"')[::2])) > most:
         raise TooLargeError(f"the JSON has over {most:,} bytes besides its strings, the limit")
-    if b"\0" in body or not _is_utf8(body):
-        raise ValueError("the body is no JSON in UTF-8")
-
-
-def _is_utf8(body: bytes) -> bool:
     try:
-        return body.decode() is not None
+        is_text = "\0" not in body.decode()
     except UnicodeDecodeError:
-        return False
+        is_text = False
+    if not is_text:
+        raise ValueError("the body is no JSON in UTF-8")
 
 
 def read_items(values: Sequence[tuple[str | None, Sequence[str]]], limits: Limits) -> list[Any]:
@@ -127,14 +124,20 @@ def read_items(values: Sequence[tuple[str | None, Sequence[str]]], limits: Limit
     items, pictures = [], []
     for position, (text, sources) in enumerate(values):
         try:
-            check_count(sources, limits)
+            if len(sources) > limits.images:
+                raise ValueError(f"{len(sources)} images; the limit is {limits.images} for one item")
             names = ["the image"] if len(sources) == 1 else [f"image {index}" for index in range(len(sources))]
             read = [_read_source(source, name, limits) for source, name in zip(sources, names, strict=True)]
             items.append(make_item(text, read, limits))
         except ValueError as error:
             raise ItemError(position, str(error)) from error
         pictures += read
-    check_pixels(pictures, limits)
+    pixels = sum(picture.pixels for picture in pictures)
+    if pixels > limits.request_pixels:
+        raise TooLargeError(
+            f"the {len(pictures)} images of the request have {pixels:,} pixels together; the limit is "
+            f"{limits.request_pixels:,}: send smaller images, or fewer in a request"
+        )
     return items
 
 
@@ -204,26 +207,6 @@ def read_picture(data: bytes, name: str, limits: Limits) -> Picture:
     if width * height > limits.image_pixels:
         raise ValueError(f"{name}: {width} x {height} pixels; the limit is {limits.image_pixels:,} pixels")
     return Picture({"bytes": data, "path": name}, width * height)
-
-
-def check_pixels(pictures: Sequence[Picture], limits: Limits) -> None:
-    """Refuse a request whose images have too many pixels together.
-
-    Raises:
-        TooLargeError: They have.
-    """
-    pixels = sum(picture.pixels for picture in pictures)
-    if pixels > limits.request_pixels:
-        raise TooLargeError(
-            f"the {len(pictures)} images of the request have {pixels:,} pixels together; the limit is "
-            f"{limits.request_pixels:,}: send smaller images, or fewer in a request"
-        )
-
-
-def check_count(images: Sequence[Any], limits: Limits) -> None:
-    """Refuse an item of more images than the limit, before they are read."""
-    if len(images) > limits.images:
-        raise ValueError(f"{len(images)} images; the limit is {limits.images} for one item")
 
 
 def check_length(text: str, limits: Limits, name: str) -> str:

@@ -39,8 +39,8 @@ def write_search_page(
     """
     results = []
     for hit in hits:
-        image, note = row_picture(hit.row, folders)
-        name = row_title(hit.row, hit.id, title)
+        image, note = _picture(hit.row, folders)
+        name = str((hit.row.get(title) if title else None) or hit.row.get("text") or hit.id)
         facts = {"id": hit.id, **hit.row}
         facts = {key: value for key, value in facts.items() if key != "picture" and str(value) != name}
         results.append({"score": hit.score, "title": name, "row": facts, "image": image, "note": note})
@@ -48,17 +48,12 @@ def write_search_page(
     return write_page("serving/search.html.j2", Path(target), query=shown, results=results, where=where, notes=notes)
 
 
-def row_title(row: Mapping[str, Any], id_: str, column: str | None = None) -> str:
-    """What names a row: the value of a column, else its text, else its id."""
-    return str((row.get(column) if column else None) or row.get("text") or id_)
-
-
-def row_picture(row: Mapping[str, Any], folders: tuple[str, ...], side: int = _SIDE) -> tuple[str | None, str | None]:
+def _picture(row: Mapping[str, Any], folders: tuple[str, ...]) -> tuple[str | None, str | None]:
     """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a picture."""
     if not has_picture(row):
         return None, None
     try:
-        return picture(read_picture(row, folders), side), None
+        return picture(read_picture(row, folders), _SIDE), None
     except FileNotFoundError:
         return None, "the picture is not at this path here"
     except OutsideError:
