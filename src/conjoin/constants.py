@@ -15,6 +15,8 @@ RankBy = Literal["default", "vectors", "words"]
 RANKINGS = get_args(RankBy)
 Role = Literal["query", "document"]
 """What an item is in a search."""
+ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
 POOLINGS = ("mean", "cls", "last")
 """How the last states of a bare checkpoint become one vector."""
 SOLAR_HEADS = "solar_loss.safetensors"

@@ -136,7 +136,7 @@ def test_a_model_without_two_towers_or_a_room_is_refused(make, tiny_checkpoints,
             "BertModel has no get_image_features: expected two towers",
         ),
         (mllm_checkpoints("qwen2_vl")[1], "has no get_text_features: expected two towers such as CLIP"),
-        (tiny_checkpoints["bert"], "'bert' does not have a vision and a text tower"),
+        (tiny_checkpoints["bert"], "a 'bert' does not say how the states of its tokens become one vector"),
         (prompts, "PROMPT_TUNING of peft adds prompts; expected adapters"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -10,7 +10,7 @@ from conjoin.trainers.compress_options import CompressOptions
 
 @dataclass(kw_only=True)
 class Options(CompressOptions, ColumnOptions, ImageOptions):
-    """Keep the first layers of a published embedder or of an MLLM retriever, and train them to embed as the whole.
+    """Keep the first layers of an embedder around a language model, and train them to embed as the whole.
 
     Stage 1 of PUMA with the model as its own teacher, on texts, images and both. For each depth of --layers, --out
     gets a model of the same kind (layers-N); compress.json and compress.html compare them with the whole model on
@@ -37,18 +37,15 @@ class Options(CompressOptions, ColumnOptions, ImageOptions):
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.evaluation import format_results, render_report
-    from conjoin.hub import load_embedder, load_model
+    from conjoin.hub import load_trainable
+    from conjoin.hub.sentence_model import SentenceModel
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.processing.sentence_files import write_json_file
     from conjoin.trainers.compress import compress
 
     rows: Any = options.load_rows(options.data, only="both")
-    model: Any
-    if options.preset is None:
-        model, processor = load_model(options.model, revision=options.revision)
-    else:
-        model, processor = load_embedder(options.model, preset=options.preset, revision=options.revision)
-    if not isinstance(model, MllmRetrieverModel):
+    model, processor = load_trainable(options.model, None, options.preset, revision=options.revision)
+    if not isinstance(model, MllmRetrieverModel | SentenceModel):
         raise ValueError(f"{options.model!r} has no layers of an MLLM; expected an embedder or an MLLM retriever")
     results = compress(model, processor, rows, options.out, options)
     results.model |= {"name": options.model}

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import torch
 
+from conjoin.constants import Role
 from conjoin.data.cells import as_id, is_missing
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
@@ -138,14 +139,14 @@ class RetrievalCollator:
         instructions = [row.get("instruction") for row in rows]
         given = {} if all(text is None for text in instructions) else {"instruction": instructions}
         batch: dict[str, Any] = number_columns(rows, QUERY_COLUMNS)
-        batch["queries"] = self._process([row.get("query") for row in rows], names, **given)
+        batch["queries"] = self._process([row.get("query") for row in rows], names, "query", **given)
         positives = [row.get("positive") for row in rows]
-        batch["positives"] = self._process(positives, [f"{name}, positive" for name in names])
+        batch["positives"] = self._process(positives, [f"{name}, positive" for name in names], "document")
         counts = [len(row.get("negatives") or ()) for row in rows]
         negatives = [negative for row in rows for negative in row.get("negatives") or ()]
         if negatives:
             owners = [f"{name}, negative" for name, count in zip(names, counts, strict=True) for _ in range(count)]
-            batch["negatives"] = self._process(negatives, owners)
+            batch["negatives"] = self._process(negatives, owners, "document")
             batch["num_negatives"] = torch.tensor(counts)
         modalities = _per_candidate(rows, counts, "target_modality", "negative_modalities")
         if modalities is not None:
@@ -159,8 +160,10 @@ class RetrievalCollator:
             batch["ids"] = torch.tensor([stable_id(str(value)) for value in ids])
         return batch
 
-    def _process(self, values: Sequence[Any], names: Sequence[str], **instructions: Any) -> Any:
+    def _process(self, values: Sequence[Any], names: Sequence[str], role: Role, **instructions: Any) -> Any:
         items = [as_item(value, f"item {name!r}") for value, name in zip(values, names, strict=True)]
+        if getattr(self.processor, "takes_role", False):  # of a model with prompts or sides of its own
+            instructions["role"] = role
         return self.processor(items, ids=names, **instructions)
 
 

@@ -1,16 +1,18 @@
 """What each layer of an MLLM retriever contributes and costs (PUMA Fig. 3, 5 and 7)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import attention_implementation, evaluation_mode, without_shortcuts
 from conjoin.progress import progress
 
@@ -194,12 +196,19 @@ def depth_parameters(model: Any) -> Tensor:
 
 
 @torch.no_grad()
+def count_operations(model: Any, processor: Any, item: Any) -> FlopCounterMode:
+    """Count the floating-point operations to embed one item, by module."""
+    batch = send_to_device(dict(processor([item])), model.device)
+    counter = FlopCounterMode(display=False, custom_mapping=_COUNTED)
+    plain = without_shortcuts(model) if isinstance(model, MllmRetrieverModel) else nullcontext()
+    with evaluation_mode(model), plain, counter:
+        model(**batch)
+    return counter
+
+
 def depth_operations(model: Any, processor: Any, item: Any) -> Tensor:
     """Count the floating-point operations to embed one item for each number of layers `(layers,)`."""
-    batch = processor([item]).to(model.device)
-    counter = FlopCounterMode(display=False, custom_mapping=_COUNTED)
-    with evaluation_mode(model), without_shortcuts(model), counter:
-        model(**batch)
+    counter = count_operations(model, processor, item)
     counts = {name: sum(parts.values()) for name, parts in counter.get_flop_counts().items()}
     layers = [
         sum(count for name, count in counts.items() if name.endswith(f".language_model.layers.{number}"))

@@ -163,8 +163,8 @@ def mllm_model(
     return model.eval()
 
 
-def prune(model: MllmRetrieverModel, keep_layers: int) -> MllmRetrieverModel:
-    """Return a copy of the first `keep_layers` layers of an MLLM retriever.
+def prune(model: MllmRetrieverModel, keep_layers: int, keep_last: bool = False) -> MllmRetrieverModel:
+    """Return a copy of the first `keep_layers` layers of an MLLM retriever; with `keep_last`, one less and the last.
 
     Raises:
         ValueError: It has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
@@ -172,7 +172,9 @@ def prune(model: MllmRetrieverModel, keep_layers: int) -> MllmRetrieverModel:
     config = keep_first_layers(model.config.backbone_config, keep_layers)
     layers: Any = model.text_model.layers
     copies: dict[int, Any] = {id(model.backbone.config): config, id(model.text_model.config): config.get_text_config()}
-    copies[id(layers)] = copy.deepcopy(layers[:keep_layers], copies)
+    kept = [*layers[: keep_layers - 1], layers[-1]] if keep_last else [*layers[:keep_layers]]
+    copies[id(layers)] = nn.ModuleList(copy.deepcopy(kept, copies))
+    copies[id(layers)][-1].self_attn.layer_idx = keep_layers - 1
     pruned = copy.deepcopy(model, copies)
     pruned.config.backbone_config, pruned.config.keep_layers = config, keep_layers
     return pruned

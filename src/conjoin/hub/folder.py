@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, HTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
+from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
 from conjoin.constants import SAMPLE_MODEL
@@ -125,6 +125,13 @@ def check_model(name: str | Path, revision: str | None = None) -> None:
     except (HFValidationError, HTTPError, OSError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise FileNotFoundError(f"{problem}there is no such folder, and not on the hub: {reason}") from error
+
+
+def is_two_towers(path: str | Path, revision: str | None = None) -> bool:
+    """Whether a bare checkpoint has a tower for images and one for texts that were trained for each other (CLIP)."""
+    with loading(path, revision):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, revision=revision)
+    return hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features")
 
 
 def adapter_base(path: str | Path, revision: str | None = None) -> str:

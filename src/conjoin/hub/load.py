@@ -9,13 +9,17 @@ import torch
 from peft import PeftModel
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, PreTrainedModel, ProcessorMixin
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
-from conjoin.hub.folder import MODELS, adapter_base, loading, local_model, model_kind, model_type
+from conjoin.hub.folder import MODELS, adapter_base, is_two_towers, loading, local_model, model_kind, model_type
 from conjoin.hub.onnx_model import load_onnx_model
+from conjoin.hub.pruned_checkpoint import cut_checkpoint
 from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor, load_sentence_model, load_tower
 from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.processing import ImageTextProcessor
+from conjoin.processing.sentence_files import SentenceFilesMixin
 from conjoin.storage import check_checksums
 
 REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
@@ -125,40 +129,27 @@ def load_trainable(
     limits: Mapping[str, Any] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> tuple[Any, Any]:
-    """Return a model of this package and its processor.
+    """Return a model to train and its processor: of this package, or around one of sentence-transformers.
+
+    An image-text model without the files of sentence-transformers gets them: the state of the last token under its own
+    chat template, in unit length.
 
     Args:
         model: As for `RetrievalTrainer`.
         processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
         preset: How an embedder embeds whose files do not say it; see `conjoin.hub.embedder.presets()`.
         limits: Arguments of `mllm_processor`, such as `max_pixels`.
-        options: For a new model around a name: fields of its configuration, such as `keep_layers`.
+        options: For a new model around a name: fields of its configuration, such as `keep_layers`; for one that this
+            package has no class for, those of `load_tower`, such as `pooling`.
 
     Raises:
         FileNotFoundError: There is no such model.
         ValueError: It cannot be trained.
     """
+    if isinstance(processor, ProcessorMixin) and not isinstance(processor, SentenceFilesMixin):  # CLIP's
+        processor = ImageTextProcessor(processor.image_processor, processor.tokenizer)
     if isinstance(model, str | Path):
-        name, revision = local_model(model), options.get("revision")
-        kind = model_kind(name, revision)
-        if kind in ("own", "sentence-transformers") and (unread := sorted({*options} - {"revision"})):
-            raise ValueError(
-                f"model_init_kwargs: {unread[0]!r} configures a new model, but {str(model)!r} is a saved one"
-            )
-        if kind == "own":
-            model, own = load_model(name, revision=revision)
-        elif kind == "sentence-transformers":
-            model, own = load_sentence_model(name, revision=revision)
-        elif kind == "embedder" or preset is not None:
-            model, own = load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
-        elif kind == "mllm":
-            model, own = from_mllm(name, processor=limits, **options)
-        elif kind == "tower":
-            model = score_fusion_model(name, **options)
-            own = processor or image_text_processor(name, name)
-        else:
-            expected = "the model itself" if kind == "onnx" else "adapters and their model as one (conjoin export)"
-            raise ValueError(f"{str(model)!r} is an {kind} and cannot be trained; expected {expected}")
+        model, own = _load_trainable(model, preset, limits, processor is None, **options)
         return model, processor or own
     if isinstance(model, SentenceTransformer):
         return SentenceModel(model), processor or SentenceProcessor(model)
@@ -175,6 +166,71 @@ def load_trainable(
     if processor is None and not name:
         raise ValueError(f"{type(model.backbone).__name__} has no folder with a processor: pass processing_class")
     return model, processor or image_text_processor(name, name)
+
+
+def _load_trainable(
+    path: str | Path,
+    preset: str | None,
+    limits: Mapping[str, Any] | None,
+    wants_processor: bool,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Any, Any]:
+    """Load what a folder or a repository holds, to train it."""
+    name, revision = local_model(path), options.get("revision")
+    kind = model_kind(name, revision)
+    if kind in ("sentence-transformers", "tower") and options.get("keep_layers") is not None:
+        kept, keep_last = options.pop("keep_layers"), options.pop("keep_last", False)
+        return load_cut(name, revision, kept, keep_last, **options)
+    if kind in ("own", "sentence-transformers") and (unread := sorted({*options} - {"revision"})):
+        raise ValueError(f"model_init_kwargs: {unread[0]!r} configures a new model, but {str(path)!r} is a saved one")
+    if kind == "own":
+        return load_model(name, revision=revision)
+    if kind == "embedder" or preset is not None:
+        with suppress(UnsupportedEmbedderError):
+            return load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
+    if kind in ("embedder", "sentence-transformers"):
+        return load_sentence_model(name, revision=revision)
+    if kind == "mllm":
+        return from_mllm(name, processor=limits, **options)
+    if kind != "tower":
+        expected = "the model itself" if kind == "onnx" else "adapters and their model as one (conjoin export)"
+        raise ValueError(f"{str(path)!r} is an {kind} and cannot be trained; expected {expected}")
+    if is_two_towers(name, revision):
+        model = score_fusion_model(name, **options)
+        return model, image_text_processor(name, name) if wants_processor else None
+    is_mllm = model_type(name, revision) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return load_tower(name, **({"pooling": "last"} if is_mllm else {}) | options)
+
+
+def load_cut(
+    path: str | Path,
+    revision: str | None,
+    keep_layers: int,
+    keep_last: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> tuple[SentenceModel, SentenceProcessor]:
+    """Load a model that sentence-transformers reads with fewer layers of its language model; see `cut_checkpoint`.
+
+    Args:
+        path: A folder of sentence-transformers, or a bare checkpoint.
+        revision: Branch, tag or commit of the repository.
+        keep_layers: Number of layers.
+        keep_last: Keep the first `keep_layers - 1` and the last one.
+        options: As for `load_trainable`.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ValueError: It has fewer layers, or cannot be cut.
+    """
+    options = {name: value for name, value in options.items() if name != "revision"}
+    with cut_checkpoint(path, keep_layers, keep_last, revision) as folder:
+        try:
+            model, processor = load_trainable(folder, **options)
+        except RuntimeError as error:  # weights of another shape
+            raise ValueError(f"{str(path)!r} cannot be cut, some weights are for all layers: {error}") from error
+    model.source = (path, revision)
+    model.config._name_or_path = str(path)
+    return model, processor
 
 
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:

@@ -1,22 +1,26 @@
-"""Partial loading of an MLLM checkpoint: only the kept tensors and the files that hold them are read."""
+"""Partial loading of a checkpoint: only the kept layers, and the files that hold them, are read."""
 
 import json
 import re
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 
-_LANGUAGE = r"^(?:model\.|language_model\.)*"  # any nesting; vision towers have other names
-_LAYER = re.compile(_LANGUAGE + r"layers\.(\d+)\.")
-_HEAD = re.compile(_LANGUAGE + r"lm_head\.")
+_LAYER = re.compile(r"^(?!.*(?:vision|visual|image|audio|sampler|qformer|connector|projector|mtp))"
+                    r"((?:\w+\.)*?layers?\.)(\d+)\.")  # fmt: skip
+"""The layers of a language model, under any names of the models around it."""
+_HEAD = re.compile(r"^(?:model\.|language_model\.)*lm_head\.")
 
 
 def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
@@ -92,7 +96,84 @@ def _find_shards(checkpoint: str, depth: int, revision: str | None) -> tuple[Pat
 def _is_kept(name: str, depth: int) -> bool:
     """Whether a checkpoint's tensor belongs to the first `depth` layers, or to no layer and not to the head."""
     layer = _LAYER.match(name)
-    return int(layer[1]) < depth if layer else not _HEAD.match(name)
+    return int(layer[2]) < depth if layer else not _HEAD.match(name)
 
 
-__all__ = ["fetch_small_files", "load_pruned_backbone"]
+@contextmanager
+def cut_checkpoint(
+    checkpoint: str | Path, keep_layers: int, keep_last: bool = False, revision: str | None = None
+) -> Iterator[Path]:
+    """Yield a temporary folder with a checkpoint of fewer layers, which loads as the whole one does.
+
+    Its weights are links, copies with `keep_last`. Shards of deeper layers alone are neither downloaded nor opened.
+    The final norm stays.
+
+    Args:
+        checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
+        keep_layers: Number of layers of the language model.
+        keep_last: Keep the first `keep_layers - 1` and the last one, in place of the first `keep_layers`.
+        revision: Branch, tag or commit on the Hub.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint, or a shard is missing.
+        ValueError: It has fewer layers, or none by the names of its weights; or image features enter deeper layers.
+    """
+    source = fetch_small_files(str(checkpoint), revision)
+    config: Any = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    depth, kind = config.get_text_config().num_hidden_layers, config.model_type
+    least = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or [0])
+    if not least <= keep_layers <= depth:
+        raise ValueError(f"keep_layers={keep_layers} of a {kind!r}; expected {least} to {depth}: it has {depth} layers"
+                         + (f", and image features enter the first {least}" if least > 1 else ""))  # fmt: skip
+    kept = [*range(keep_layers - 1), depth - 1 if keep_last else keep_layers - 1]
+    folder, shards = _find_shards(str(checkpoint), depth if keep_last else keep_layers, revision)
+    with tempfile.TemporaryDirectory() as work, ExitStack() as files:
+        names: dict[str, str] = {}
+        for number, shard in enumerate(shards):
+            opened = files.enter_context(safe_open(str(folder / shard), framework="pt"))
+            moved = {}  # the new name of each kept tensor
+            for name in opened.keys():
+                layer = _LAYER.match(name)
+                if layer is None:
+                    moved[name] = name
+                elif int(layer[2]) in kept:
+                    moved[name] = f"{layer[1]}{kept.index(int(layer[2]))}.{name[layer.end() :]}"
+            link = f"part-{number}.safetensors"
+            names |= dict.fromkeys(moved.values(), link)
+            if moved and keep_last:  # the last layer takes the number of another
+                save_file({new: opened.get_tensor(name) for name, new in moved.items()}, Path(work, link))
+            elif moved:
+                Path(work, link).symlink_to((folder / shard).resolve())
+        found = {int(layer[2]) for name in names if (layer := _LAYER.match(name))}
+        if found != {*range(keep_layers)}:
+            raise ValueError(f"a {kind!r} has no weights named as {depth} layers; found {sorted(found)}")
+        Path(work, INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}), encoding="utf-8")
+        weights = {*folder.glob("*.safetensors"), folder / INDEX, *folder.glob("SHA256SUMS")}
+        for file in [file for file in sorted({*source.rglob("*"), *folder.rglob("*")} - weights) if file.is_file()]:
+            place = Path(work, file.relative_to(source if file.is_relative_to(source) else folder))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.exists():
+                place.symlink_to(file.resolve())
+        settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        _cut_settings(settings.get("text_config", settings), depth, kept)
+        Path(work, "config.json").unlink()
+        Path(work, "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        yield Path(work)
+
+
+def _cut_settings(settings: dict[str, Any], depth: int, kept: Sequence[int]) -> None:
+    """Cut the settings of a language model to its kept layers, in place: numbers, lists and entries by layer."""
+    for name, value in settings.items():
+        if name.endswith("_layers") and isinstance(value, list) and len(value) != depth:  # which layers do something
+            settings[name] = [kept.index(layer) for layer in value if layer in kept]
+        elif isinstance(value, list) and len(value) == depth:
+            settings[name] = [value[layer] for layer in kept]
+        elif name == "per_layer_config" and value:
+            settings[name] = {str(kept.index(int(key))): part for key, part in value.items() if int(key) in kept}
+    shared = settings.get("num_kv_shared_layers") or 0  # the last ones, which use keys of layers before them
+    if shared:
+        settings["num_kv_shared_layers"] = sum(layer >= depth - shared for layer in kept)
+    settings["num_hidden_layers"] = len(kept)
+
+
+__all__ = ["cut_checkpoint", "fetch_small_files", "load_pruned_backbone"]

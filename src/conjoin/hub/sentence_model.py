@@ -8,18 +8,19 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import _create_minibatch
 from sentence_transformers.base.modules import Module, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
-from conjoin.constants import POOLINGS, Role
+from conjoin.constants import POOLINGS, ROLE_PROMPTS, Role
 from conjoin.hub.folder import LATE_INTERACTION, loading
 from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, pad_to_square
-from conjoin.processing.item_inputs import ImageSource, Item, is_chat, item_parts, parse_items
+from conjoin.processing.item_inputs import ImageSource, Item, is_chat, item_names, item_parts, parse_items
 from conjoin.processing.processing_image_text import only_image
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
@@ -44,7 +45,7 @@ def load_sentence_model(
                 "and its vectors differ in length; collections rank by cosine, which gives another order: rank with "
                 'sentence-transformers itself, or set "cosine" there to accept that order'
             )
-        return _checked(model)
+        return _checked(model, path, revision)
 
 
 def load_tower(
@@ -84,15 +85,21 @@ def load_tower(
         modules = [body]
         if not has_projections:
             modules.append(Pooling(body.get_embedding_dimension(), {"last": "lasttoken"}.get(pooling, pooling)))
+            if "image" in body.modalities and body.tokenizer is not None:  # a language model that sees
+                modules.append(Normalize())
+                body.tokenizer.padding_side = "right"
+                body.tokenizer.pad_token = body.tokenizer.pad_token or body.tokenizer.eos_token
         elif kind.startswith("siglip"):
             padded = {"padding": "max_length", "max_length": config.get_text_config().max_position_embeddings}
             eye = body.processor.image_processor  # whose sizes of SigLIP 2 its processor would replace
             sizes = {name: getattr(eye, name) for name in ("patch_size", "max_num_patches") if hasattr(eye, name)}
             body.processing_kwargs = {"text": padded, "image": sizes}
-        return _checked(SentenceTransformer(modules=modules, device="cpu"))
+        return _checked(SentenceTransformer(modules=modules, device="cpu"), path, revision)
 
 
-def _checked(model: SentenceTransformer) -> tuple["SentenceModel", "SentenceProcessor"]:
+def _checked(
+    model: SentenceTransformer, path: str | Path, revision: str | None
+) -> tuple["SentenceModel", "SentenceProcessor"]:
     """Return a model and its processor once it embeds an item, twice the same.
 
     Raises:
@@ -101,7 +108,7 @@ def _checked(model: SentenceTransformer) -> tuple["SentenceModel", "SentenceProc
     for part in model.modules():
         if isinstance(part, Transformer) and part.tokenizer is not None:
             _fit_length(part)
-    wrapped, processor = SentenceModel(model).eval(), SentenceProcessor(model)
+    wrapped, processor = SentenceModel(model, (path, revision)).eval(), SentenceProcessor(model)
     item = "a word" if "text" in processor.takes else Image.effect_noise((64, 64), 90).convert("RGB")
     try:
         with torch.inference_mode():
@@ -125,33 +132,82 @@ def _fit_length(part: Transformer) -> None:
 
 
 class SentenceModel(nn.Module):
-    """A `SentenceTransformer` with one L2-normalised embedding per item.
+    """A `SentenceTransformer` as a retriever: it embeds, trains and is saved as the models of this package.
 
     The vectors of an item's image and text are added where the model embeds them only apart, as score fusion does.
+    Attributes that it lacks, such as `config` and `get_input_embeddings`, are those of `body`.
+
+    Args:
+        model: The model.
+        source: Its folder or repository, and the revision.
     """
 
-    def __init__(self, model: SentenceTransformer) -> None:
-        super().__init__()
-        self.model = model
+    _no_split_modules = None
 
-    def forward(self, groups: Sequence[tuple[Tensor, dict[str, Any]]], role: Role | None = None) -> TowersOutput:
-        """Embed a batch of `SentenceProcessor`: rows of the batch, and the inputs of the library for them."""
-        count = 1 + max(int(rows.max()) for rows, _ in groups)
-        task, total = {} if role is None else {"task": role}, torch.zeros(())
-        for rows, features in groups:
-            output = self.model(dict(features), **task)
+    def __init__(self, model: SentenceTransformer, source: tuple[str | Path, str | None] = ("", None)) -> None:
+        super().__init__()
+        self.model, self.source = model, source
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return getattr(self.body, name)
+
+    def forward(
+        self,
+        order: Tensor,
+        groups: Sequence[Mapping[str, Any]],
+        role: Role | None = None,
+        views: Sequence[str] | None = None,
+        **masks: Tensor,
+    ) -> TowersOutput:
+        """Embed a batch of `SentenceProcessor`.
+
+        Args:
+            order: `(N,)` the item at each place of the groups.
+            groups: What the library embeds at once: `places` `(M,)` of its items, `views` `(M, V)` that it is a part
+                of, and `features` of the library.
+            role: What the items are.
+            views: For which views the processor made the batch.
+            masks: `image_mask` and `text_mask` `(N,)`, which the losses read.
+
+        Returns:
+            `(V N, D)`, one view after the other; a row without a part is zero.
+
+        Raises:
+            ValueError: The batch is for other views, or the model gives no vector for a whole item.
+        """
+        count, width = len(order), groups[0]["views"].shape[1]
+        if len(views or "1") != width:
+            raise ValueError(f"views={views} of a batch that was made for {width}; pass them to the processor")
+        task, total = {} if role is None else {"task": role}, None
+        for group in groups:
+            features = dict(group["features"])
+            if isinstance(features.get("modality"), list):  # of a pinned batch
+                features["modality"] = tuple(features["modality"])
+            output = self.model(features, **task)
             if "sentence_embedding" not in output:
                 raise ValueError(f"it gives no vector for a whole item: {LATE_INTERACTION}")
             vectors = output["sentence_embedding"].flatten(1).float()
-            empty = vectors.new_zeros(count, vectors.shape[1])
-            total = (empty if total.ndim == 0 else total).index_add(0, rows, vectors)
+            views_of, parts = group["views"].T.nonzero(as_tuple=True)
+            total = vectors.new_zeros(width * count, vectors.shape[1]) if total is None else total
+            total = total.index_add(0, views_of * count + group["places"][parts], vectors[parts])
+        total = total.unflatten(0, (width, count))[:, order.argsort()].flatten(0, 1)  # type: ignore[union-attr]
         total = total[:, : self.model.truncate_dim]
         return TowersOutput(F.normalize(total, dim=-1), total)
 
     @property
     def body(self) -> PreTrainedModel:
-        """The model of transformers that the library runs first."""
-        return next(part.model for part in self.model.modules() if isinstance(part, Transformer))
+        """The model of transformers that the library runs first; of several, the one that reads words."""
+        parts = [part for part in self.model.modules() if isinstance(part, Transformer)]
+        return next((part for part in parts if part.tokenizer is not None), parts[0]).model
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> None:  # noqa: ANN401
+        """Save it as a folder of sentence-transformers."""
+        self.model.save_pretrained(str(folder), create_model_card=False)
 
     @property
     def fingerprint(self) -> str:
@@ -183,7 +239,6 @@ class SentenceProcessor:
     Attributes:
         takes: The modalities that the model takes.
         has_messages: Whether it takes several images, and chat messages.
-        prompts: Its own prompts by name.
         digest: Of its tokenizers and image processors.
         takes_role: It is called with the role of the items.
     """
@@ -196,34 +251,88 @@ class SentenceProcessor:
         self.is_joint = "image,text" in self.takes
         if {"image", "text"} <= self.takes:
             self.takes.add("image,text")
-        self.prompts: dict[str, Any] = {**model.prompts}
         held = [vars(module).get(name) for module in model.modules() for name in ("processor", "tokenizer")]
         self.digest = settings_digest({"parts": [part_digest(part) for part in held if part is not None]})
 
+    @property
+    def prompts(self) -> dict[str, Any]:
+        """The model's own prompts by name, which are saved with it."""
+        return self.model.prompts
+
+    @prompts.setter
+    def prompts(self, prompts: Mapping[str, str]) -> None:
+        self.model.prompts = dict(prompts)
+
+    @property
+    def max_text_length(self) -> int | None:
+        """The most tokens of an item."""
+        return self.model.max_seq_length
+
+    @max_text_length.setter
+    def max_text_length(self, length: int) -> None:
+        self.model.max_seq_length = length
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write nothing: the model is saved with its processor, and a checkpoint of training needs none."""
+
     def __call__(
-        self, items: Sequence[Any], instruction: Sequence[str | None] | None = None, role: Role | None = None
+        self,
+        items: Sequence[Any],
+        instruction: Sequence[str | None] | None = None,
+        role: Role | None = None,
+        ids: Sequence[str | int] | None = None,
+        views: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """The inputs of `SentenceModel.forward`: what the library can embed in one call, and for which rows."""
-        default = self.prompts.get(self.model.default_prompt_name or "")
-        groups: dict[Any, tuple[list[int], list[Any]]] = {}
-        given = zip(items, parse_items(items), instructions_of(instruction, len(items)), strict=True)
-        for index, (value, item, prompt) in enumerate(given):
+        """Return the inputs of `SentenceModel.forward`: what the library can embed at once, and of which items.
+
+        Items of like cost are neighbours in the groups, so that a part of a group has little padding.
+
+        Args:
+            items: As for `parse_items`.
+            instruction: The prompt of each item; where it is None, the model's own of the role, or its default.
+            role: What the items are.
+            ids: Names of the items in messages.
+            views: Of `"image"`, `"text"` and `"fused"`, what to embed of each item; None for the item as it is.
+        """
+        names, parsed = item_names(len(items), ids), parse_items(items, ids)
+        own = ROLE_PROMPTS[role] if role is not None else ()
+        own_prompt = next((name for name in own if name in self.prompts), self.model.default_prompt_name)
+        prompts = instructions_of(instruction, len(items))
+        order = sorted(range(len(items)), key=lambda n: (len(parsed[n].images), sum(map(len, parsed[n].texts))))[::-1]
+        groups: dict[Any, tuple[list[Any], list[int], list[list[bool]]]] = {}
+        for place, index in enumerate(order):
+            value, item, prompt = items[index], parsed[index], prompts[index]
             if item.modality not in self.takes:
-                raise ItemError(f"item {index}", f"this model cannot take {item.modality!r}")
-            for before, part in self._inputs(value, item, default if prompt is None else prompt, f"item {index}"):
-                # before sentence-transformers 6.1, the order of keys is that of the first item
-                kind = tuple(part) if isinstance(part, dict) else type(part)
-                rows, inputs = groups.setdefault((before, kind, item.modality), ([], []))
-                rows.append(index)
-                inputs.append(part)
+                raise ItemError(names[index], f"this model cannot take {item.modality!r}")
+            prompt = self.prompts.get(own_prompt or "") if prompt is None else prompt
+            known: dict[Any, list[bool]] = {}  # a picture of two views is embedded once
+            for number, view in enumerate(views or ("fused",)):
+                shown = item if view == "fused" else Item(tuple({"image": item.images, "text": item.texts}[view]))
+                whole = value if shown.modality == item.modality else None
+                for before, part in self._inputs(whole, shown, prompt, names[index]) if shown.parts else ():
+                    # before sentence-transformers 6.1, the order of keys is that of the first item
+                    kind = tuple(part) if isinstance(part, dict) else type(part)
+                    if kind not in known:
+                        known[kind] = [False] * len(views or "1")
+                        inputs, places, of_views = groups.setdefault((before, kind, shown.modality), ([], [], []))
+                        inputs.append(part)
+                        places.append(place)
+                        of_views.append(known[kind])
+                    known[kind][number] = True
         task = {} if role is None else {"task": role}
-        return {
-            "groups": [
-                (torch.tensor(rows), dict(self.model.preprocess(inputs, prompt=prompt or None, **task)))
-                for (prompt, *_), (rows, inputs) in groups.items()
-            ],
-            "role": role,
-        }
+        batch: dict[str, Any] = {"order": torch.tensor(order)}
+        for name in ("image", "text") if views is not None else ():
+            has = [name in item.modality for item in parsed]
+            batch |= {} if all(has) else {f"{name}_mask": torch.tensor(has)}
+        batch["groups"] = [
+            {
+                "places": torch.tensor(places),
+                "views": torch.tensor(of_views),
+                "features": dict(self.model.preprocess(inputs, prompt=before or None, **task)),
+            }
+            for (before, *_), (inputs, places, of_views) in groups.items()
+        ]
+        return batch | {"role": role}
 
     def _inputs(self, value: Any, item: Item, prompt: str | None, name: str) -> Iterator[tuple[str | None, Any]]:  # noqa: ANN401
         """Each part that the library embeds by itself, behind its prompt; a text is never mistaken for a path.
@@ -265,3 +374,50 @@ def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401
         shown = [part for part in item_parts({**value, "content": [entry]}) if isinstance(part, ImageSource)]
         content += [{"type": "image", "image": next(images)} for _ in shown] or [entry]
     return {**value, "content": content}
+
+
+def split_sentence_batch(
+    batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0
+) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Cut a batch of `SentenceProcessor` into chunks for the gradient cache, with the rows `(n,)` of each.
+
+    Args:
+        batch: Inputs of `SentenceModel.forward`.
+        chunk_size: Most items; 0 for no limit.
+        chunk_tokens: Most tokens of the items of a chunk with their padding, 0 for no limit; an item with more is a
+            chunk of its own. Pictures count as their tokens.
+
+    Raises:
+        ValueError: The model reads static word vectors, whose features have no rows.
+    """
+    order, groups = batch["order"], batch["groups"]
+    widths = torch.zeros(len(order), dtype=torch.long)
+    for group in groups:
+        if "offsets" in group["features"]:
+            raise ValueError("a model of static word vectors has no chunks: set gradient_cache_chunk_size to 0")
+        mask = group["features"].get("attention_mask")
+        if mask is not None:
+            tokens = mask.sum(1).cpu()
+            places = group["places"].cpu()
+            widths[places] = torch.maximum(widths[places], tokens)
+    start = 0
+    while start < len(order):
+        end, widest = start, 0
+        while end < len(order) and (end == start or not chunk_size or end - start < chunk_size):
+            widest = max(widest, int(widths[end]))
+            if chunk_tokens and end > start and widest * (end + 1 - start) > chunk_tokens:
+                break
+            end += 1
+        rows, chosen = order[start:end], []
+        for group in groups:
+            inside = (group["places"] >= start) & (group["places"] < end)
+            if inside.any():  # the places of a group ascend
+                first = int(inside.nonzero()[0])
+                last = first + int(inside.sum())
+                features = _create_minibatch(group["features"], first, last)
+                part = {"places": group["places"][first:last] - start, "views": group["views"][first:last]}
+                chosen.append(part | {"features": features})
+        masks = {name: batch[name][rows] for name in ("image_mask", "text_mask") if name in batch}
+        local = torch.arange(end - start, device=order.device)
+        yield {"order": local, "groups": chosen, "role": batch["role"], **masks}, rows.cpu()
+        start = end

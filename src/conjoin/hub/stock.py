@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.hub.save import drop_local_paths, export, staged
+from conjoin.hub.sentence_model import SentenceModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
@@ -97,11 +98,15 @@ def export_stock(
 
 
 def save_model(
-    model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, weights: dict[str, Tensor] | None = None
+    model: nn.Module,
+    processor: Any,  # noqa: ANN401 - a SentenceProcessor is none of transformers
+    folder: str | Path,
+    weights: dict[str, Tensor] | None = None,
 ) -> Path:
     """Save a published embedder as what it was, a stock checkpoint, and any other model with its code.
 
-    An embedder with positions that no stock checkpoint has (`position_mode="1d"`) is saved with its code, too.
+    A model of sentence-transformers is saved by the library. An embedder with positions that no stock checkpoint has
+    (`position_mode="1d"`) is saved with its code, too.
 
     Args:
         model: The model, with adapters merged.
@@ -112,6 +117,14 @@ def save_model(
     Raises:
         ValueError: As `export_stock`.
     """
+    if isinstance(model, SentenceModel):
+        with staged(folder) as staging:
+            model.save_pretrained(staging)
+            for file in staging.rglob("config.json"):
+                drop_local_paths(file)
+            files = [file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file()]
+            write_checksums(staging, sorted(files))
+        return Path(folder)
     is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
     if is_embedder and isinstance(model, MllmRetrieverModel) and model.config.position_mode == "mrope":
         return export_stock(model, processor, folder, weights=weights)

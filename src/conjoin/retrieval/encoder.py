@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
-from conjoin.constants import Role
+from conjoin.constants import ROLE_PROMPTS, Role
 from conjoin.devices import choose_device, choose_dtype
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
@@ -29,8 +29,6 @@ from conjoin.storage import model_fingerprint, processor_digest
 logger = logging.getLogger(__name__)
 OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
 Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
-ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
 
 
 class ModelIdentity(NamedTuple):
@@ -362,8 +360,8 @@ class ItemEncoder:
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
             outputs = [self.model(**send_to_device(batch, self.device)) for batch in inputs]
-        raw = [None if normalize else getattr(output, "raw", None) for output in outputs]
-        parts = [output.embeddings if part is None else part for output, part in zip(outputs, raw, strict=True)]
+        is_raw = not normalize and not isinstance(self.processor, OWN_PROCESSORS)
+        parts = [output.pooler_output if is_raw else output.embeddings for output in outputs]
         embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
         if embeddings.ndim != 2 or len(embeddings) != sum(counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")

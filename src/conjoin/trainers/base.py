@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
+from functools import partial
 from inspect import signature
 from itertools import permutations
 from pathlib import Path
@@ -31,11 +32,10 @@ from conjoin.evaluation import best_ranks
 from conjoin.hub import load_trainable, save_model
 from conjoin.hub.folder import MODELS
 from conjoin.hub.load import export_problem
+from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor
 from conjoin.losses.gather import is_distributed
 from conjoin.losses.temperature import Temperature
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.push import model_upload, push
 from conjoin.trainers.features import CachedFeatures, collate_features
@@ -365,6 +365,8 @@ class RetrievalTrainer(Trainer):
     """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
     evaluates_loss: bool = True
     """Whether rows of evaluation have what the loss needs, for `eval_loss`."""
+    needs_own_model: ClassVar[bool] = False
+    """Whether the method reads states of tokens, or prompts, that only models of this package have."""
     supports_token_chunks: ClassVar[bool] = True
     """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
     loss_file: ClassVar[str | None] = None
@@ -388,9 +390,7 @@ class RetrievalTrainer(Trainer):
     ) -> None:
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        if isinstance(encoder, ScoreFusionModel) and isinstance(processing_class, ProcessorMixin):
-            if not isinstance(processing_class, ImageTextProcessor):  # CLIP's
-                processing_class = ImageTextProcessor(processing_class.image_processor, processing_class.tokenizer)
+        self.check_model(encoder)
         self.export_problem = export_problem(encoder)
         if self.export_problem:
             logger.warning(
@@ -455,9 +455,23 @@ class RetrievalTrainer(Trainer):
         if self.accelerator.is_fsdp2 and self.args.neftune_noise_alpha is not None:
             raise ValueError("neftune_noise_alpha has no effect under FSDP")
         self.sharding = Sharding(self.accelerator, self.model)
+        if self.sharding.fsdp and isinstance(encoder, SentenceModel):
+            raise ValueError("FSDP shards models of this package; train one of sentence-transformers without it (DDP)")
         self.add_callback(self.sharding)
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
         self.add_callback(self.epochs)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that this trainer cannot train.
+
+        Raises:
+            ValueError: It is a model of sentence-transformers, and the method needs more than its vectors.
+        """
+        if isinstance(model, SentenceModel) and self.needs_own_model:
+            raise ValueError(
+                f"{type(self).__name__} reads states of tokens or prompts that a model of sentence-transformers does "
+                f"not give; expected a model of this package: {', '.join(MODELS)}"
+            )
 
     # What a method defines
 
@@ -541,7 +555,8 @@ class RetrievalTrainer(Trainer):
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
         """Return what maps rows to a batch."""
-        return PairCollator(processor)
+        is_made_for_views = isinstance(processor, SentenceProcessor)
+        return PairCollator(partial(processor, views=self.views) if is_made_for_views else processor)
 
     def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
         """Return the training rows as the trainer reads them: with sampled negatives, a teacher's states ..."""
@@ -927,7 +942,8 @@ class RetrievalTrainer(Trainer):
             own = {name: value.contiguous() for name, value in trained.items() if name.startswith("loss.")}
             save_file({name[5:]: value for name, value in own.items()}, Path(folder, self.loss_file))
         model = merge_lora(self.encoder) if weights is None else self.encoder
-        if isinstance(self.processing_class, ProcessorMixin) and type(model) in {each for each, _ in MODELS.values()}:
+        is_own = type(model) in {each for each, _ in MODELS.values()}
+        if isinstance(model, SentenceModel) or (is_own and isinstance(self.processing_class, ProcessorMixin)):
             save_model(model, self.processing_class, folder, weights)
         else:  # a class that a caller made
             model.save_pretrained(folder, state_dict=weights)

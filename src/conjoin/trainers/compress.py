@@ -1,4 +1,4 @@
-"""Compress an MLLM retriever: its first layers learn to embed as the whole model (stage 1 of PUMA)."""
+"""Compress an embedder around a language model: few layers learn to embed as the whole (stage 1 of PUMA)."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +12,18 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from conjoin.devices import choose_device
-from conjoin.evaluation.layers import CUTOFFS, DIRECTIONS, depth_advice, depth_operations, hit_rates, number_table
+from conjoin.evaluation.layers import CUTOFFS, DIRECTIONS, count_operations, depth_advice, hit_rates, number_table
 from conjoin.evaluation.results import Curve, Results
-from conjoin.hub import load_model
+from conjoin.hub import load_any
 from conjoin.hub.build import prune
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.hub.load import load_cut
+from conjoin.hub.sentence_model import SentenceModel
 from conjoin.retrieval import ItemEncoder
 from conjoin.trainers.compress_options import CompressOptions
 from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
 KINDS = ("text", "image", "both")
-LANGUAGE_LAYERS = r".*language_model\..*_proj"
+LANGUAGE_LAYERS = r".*(language|text)_model\..*_proj"
 """All linear layers of the language model."""
 
 
@@ -66,15 +67,14 @@ class DistillationRows(torch.utils.data.Dataset[dict[str, Any]]):
                 "instruction": instruction}  # fmt: skip
 
 
-def compress(
-    model: MllmRetrieverModel, processor: Any, pairs: Sequence[Any], out: str | Path, options: CompressOptions
-) -> Results:
+def compress(model: Any, processor: Any, pairs: Sequence[Any], out: str | Path, options: CompressOptions) -> Results:
     """Train pruned copies of a model with the model as their teacher, save each, and compare them with it.
 
     The copies are saved as `layers-N` in `out`: those of a published embedder as what it was.
 
     Args:
-        model: The model, with all its layers.
+        model: The model, with all its layers: an MLLM retriever, or one of sentence-transformers, of which the copies
+            are read from its folder.
         processor: Its processor.
         pairs: Items `{"image", "text"}`; the last `held_out` measure, the others train.
         out: Where to write.
@@ -97,14 +97,17 @@ def compress(
     measured: dict[str, Measured] = {}
 
     def measure(name: str, model: Any, reader: Any) -> None:
-        key = f"{model.config.keep_layers}, {name}"
+        key = f"{model.config.get_text_config().num_hidden_layers}, {name}"
         measured[key] = measure_pairs(model, reader, held_out, options.batch_size, device)
 
     nn.Module.to(model, device).eval().requires_grad_(False)
     measure("whole", model, processor)
     for kept in sorted(options.layers):
-        student: Any = prune(model, kept)
-        measure("untrained", student, processor)
+        if isinstance(model, SentenceModel):
+            student, reader = load_cut(*model.source, kept, options.keep_last)
+        else:
+            student, reader = prune(model, kept, options.keep_last), processor
+        measure("untrained", student, reader)
         torch.manual_seed(options.seed)
         # the vision tower and the tokens stay those of the teacher
         adapters = LoraConfig(r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules=LANGUAGE_LAYERS)
@@ -123,11 +126,11 @@ def compress(
             save_strategy="no",
             seed=options.seed,
         )
-        trainer = PumaStage1Trainer(student, config, rows, None, processor, teacher=model, peft_config=adapters)
+        trainer = PumaStage1Trainer(student, config, rows, None, reader, teacher=model, peft_config=adapters)
         trainer.train()
         trainer.save_model()
         trainer.accelerator.wait_for_everyone()  # every process loads what the main one has saved
-        measure("trained", *load_model(str(config.output_dir)))
+        measure("trained", *load_any(str(config.output_dir)))
     return _report(measured, options, split)
 
 
@@ -141,11 +144,11 @@ def measure_pairs(
     vectors = {name: torch.as_tensor(encoder.encode(some)) for name, some in (items | {"both": list(pairs)}).items()}
     seconds = (time.perf_counter() - start) / (len(KINDS) * len(pairs))
     costs = {
-        "GFLOP per pair": float(depth_operations(model, processor, pairs[0])[-1]) / 1e9,
+        "GFLOP per pair": count_operations(model, processor, pairs[0]).get_total_flops() / 1e9,
         "bytes": sum(weight.numel() * weight.element_size() for weight in model.parameters()),
         "ms per item": 1000 * seconds,
     }
-    return Measured(model.config.keep_layers, vectors, costs)
+    return Measured(model.config.get_text_config().num_hidden_layers, vectors, costs)
 
 
 def agreement(student: Measured, teacher: Measured) -> dict[str, float]:

@@ -17,6 +17,7 @@ class CompressOptions:
     """
 
     layers: list[int] = field(metadata={"help": "numbers of layers to keep, each trained from the whole model"})
+    keep_last: bool = _option(False, "keep the first N - 1 layers and the last one, in place of the first N")
     steps: int = _option(1000, "steps of distillation for each depth")
     batch_size: int = _option(32, "rows of a step, each with two items; items of a forward pass when measuring")
     chunk_size: int = _option(0, "rows with their graph in memory at once, 0 for all; the result is the same")

@@ -134,6 +134,7 @@ class CoralTrainer(QueryCandidateTrainer):
     """
 
     config_class = CoralConfig
+    needs_own_model = True
     rows_class = SeededRows
     supports_token_chunks = False
     args: CoralConfig

@@ -13,6 +13,8 @@ import torch
 from accelerate.utils import recursively_apply, slice_tensors
 from torch import Tensor, nn
 
+from conjoin.hub.sentence_model import split_sentence_batch
+
 if TYPE_CHECKING:
     from conjoin.trainers.base import Step
 
@@ -219,6 +221,11 @@ def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0)
         raise ValueError(f"cannot cut a batch with the parts {sorted(parts)} into chunks of {chunk_size} rows")
     start = 0
     for name, part in parts.items():
+        if "groups" in part:  # of a model of sentence-transformers
+            for cut, rows in split_sentence_batch(part, chunk_size, chunk_tokens):
+                yield Chunk({name: cut}, rows + start)
+            start += len(part["order"])
+            continue
         sizes: set[int] = set()
         recursively_apply(lambda value, seen: seen.add(len(value)), dict(part), sizes)
         if len(sizes) != 1:

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 import datasets
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import QueryTable, RetrievalCollator
-from conjoin.hub import check_model
+from conjoin.hub import check_model, load_trainable
 from conjoin.hub.build import mllm_model
+from conjoin.hub.sentence_model import SentenceModel
 from conjoin.losses import mac, mac_hard_temperature, self_distillation
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
@@ -106,9 +108,11 @@ class PumaStage1Trainer(QueryCandidateTrainer):
             states = self._cached_states(teacher)  # `rows.rows` may be texts after it
             rows.rows = datasets.concatenate_datasets([rows.rows, states], axis=1)
 
-    def _freeze(self, whole: MllmRetrieverModel | None) -> nn.Module:
+    def _freeze(self, whole: Any) -> nn.Module:
         """Return the frozen teacher: the whole un-pruned model, or the list of layers that the student lacks."""
         student, name = self.encoder, self.teacher_name
+        if self.args.teacher == "shared" and not isinstance(student, MllmRetrieverModel):
+            raise ValueError("teacher='shared' reads states of tokens of an MLLM retriever; expected teacher='full'")
         if whole is None:
             if name is None:
                 raise ValueError(
@@ -116,9 +120,12 @@ class PumaStage1Trainer(QueryCandidateTrainer):
                     "the un-pruned model"
                 )
             check_model(name)
-            settings = {each: getattr(student.config, each) for each in ("readout", "position_mode")}
-            ret_token = self.processing_class.ret_token or "[RET]"  # type: ignore[union-attr]
-            whole = mllm_model(name, ret_token=ret_token, dtype=student.dtype, **settings)
+            if isinstance(student, SentenceModel):
+                whole = load_trainable(name)[0].to(student.dtype)
+            else:
+                settings = {each: getattr(student.config, each) for each in ("readout", "position_mode")}
+                ret_token = self.processing_class.ret_token or "[RET]"  # type: ignore[union-attr]
+                whole = mllm_model(name, ret_token=ret_token, dtype=student.dtype, **settings)
         depths = [each.config.get_text_config().num_hidden_layers for each in (student, whole)]
         widths = [each.config.get_text_config().hidden_size for each in (student, whole)]
         if depths[0] >= depths[1] or widths[0] != widths[1]:
@@ -149,15 +156,17 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         @torch.no_grad()
         def compute(chosen: list[Any]) -> dict[str, Any]:
             batch = collator(chosen)
-            states = {part: teacher(whole)(**batch[part].to(self.args.device)).pooler_output for part in TAUGHT}
+            batch = send_to_device(batch, self.args.device)
+            states = {part: teacher(whole)(**batch[part]).pooler_output for part in TAUGHT}
             return {part: values.float().cpu().numpy() for part, values in states.items()}
 
         if name is not None and Path(name).is_dir():  # the cache may be shared by runs in other folders
             name = str(Path(name).resolve())
         key = {
             "teacher": name if whole is None else weights_digest(whole),
-            "readout": [config.readout, config.position_mode, str(self.encoder.dtype)],
-            "processor": processor_digest(processor),
+            "readout": [getattr(config, "readout", None), getattr(config, "position_mode", None)],
+            "dtype": str(self.encoder.dtype),
+            "processor": getattr(processor, "digest", None) or processor_digest(processor),
             "rows": text_digest(str([texts[column][:] for column in columns])),
         }
         column = datasets.List(datasets.Value("float32"), length=config.get_text_config().hidden_size)

@@ -105,6 +105,7 @@ class SolarTrainer(RetrievalTrainer):
     The output of a frozen tower serves as target or score, so it must not be random.
     """
 
+    needs_own_model = True
     supports_token_chunks: ClassVar[bool] = False
     args: Any
 

@@ -1,0 +1,230 @@
+"""Tiny random models of any image-text family that transformers has, made from its own configuration and processor."""
+
+import inspect
+import re
+
+import torch
+from PIL import Image
+from transformers import AutoModel, PreTrainedConfig, processing_utils
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.utils import is_torchvision_available
+
+from tiny_mllms import CHAT, tokenizer
+
+DEPTH = 4
+VOCABULARY = 400
+SIZES = {
+    r"hidden_size|embed_dim|d_model|dim|out_hidden_size|projection_dim|text_hidden_size|embedding_dim|vision_output_dim"
+    r"|hidden_size_per_layer_input|output_proj_dims|lm_hidden_size|merger_hidden_size|adapter_hidden_size": 32,
+    r".*intermediate_size|.*ffn_dim|mlp_dim": 48,
+    r"(.*_)?num_attention_heads|num_heads|n_heads|attention_heads|.*_attention_heads": 4,
+    r"num_key_value_heads": 2,
+    r"(global_)?head_dim": 8,
+    r"num_experts|num_local_experts|n_routed_experts": 4,
+    r"num_experts_per_tok|top_k_experts": 2,
+    r"num_hidden_layers|depth|n_layers|.*_layers": DEPTH,
+    r"vocab_size|text_vocab_size": VOCABULARY,
+    r"num_kv_shared_layers": 2,
+}
+"""Sizes of a tiny model by the names that configurations give them; the geometry of pictures stays."""
+GEMMA = {
+    "num_hidden_layers": DEPTH,
+    "sliding_window_pattern": 2,
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 2,
+}
+BUILT = {
+    name: {"text_config": GEMMA, "vision_config": {"model_type": "gemma4_vision"}}
+    for name in ("gemma4", "embedding_gemma2", "diffusion_gemma")
+}
+"""What configurations must be told when they are made, by family."""
+SETTINGS = {
+    "gemma3": {"mm_tokens_per_image": 49, "image_seq_length": 49},
+    "t5gemma2": {"encoder": {"mm_tokens_per_image": 49}, "image_seq_length": 49},
+    "gemma3n": {"text_config": {"num_hidden_layers": 4, "intermediate_size": 48, "activation_sparsity_pattern": None}},
+    "qwen3_vl": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
+    "qwen3_vl_moe": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
+    **{
+        name: {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}}
+        for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v", "paddleocr_vl")
+    },
+}
+"""What does not follow from the sizes, by family."""
+TEMPLATE = """\
+{%%- for message in messages -%%}
+{{- '<|im_start|>' + message.role + ' ' -}}
+{%%- if message.content is string -%%}{{- message.content -}}
+{%%- else -%%}
+{%%- for part in message.content -%%}{{- '%s' if part.type == 'image' else part.text -}}{%%- endfor -%%}
+{%%- endif -%%}
+{{- '<|im_end|>' -}}
+{%%- endfor -%%}"""
+
+
+def shrink(config):
+    """Make a configuration and its parts tiny, in place; settings by layer are cut."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            shrink(value)
+        elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            size = next((size for pattern, size in SIZES.items() if re.fullmatch(pattern, name)), value)
+            setattr(config, name, min(size, value))
+        elif name == "rope_parameters" and value and "mrope_section" in value:
+            setattr(config, name, value | {"mrope_section": [1, 1, 2]})
+    depth = vars(config).get("num_hidden_layers")
+    for name in ("layer_types", "mlp_layer_types"):
+        if isinstance(vars(config).get(name), list) and depth:
+            setattr(config, name, (getattr(config, name) * DEPTH)[-depth:])
+    return config
+
+
+def update(config, settings):
+    for name, value in settings.items():
+        if isinstance(value, dict) and isinstance(getattr(config, name, None), PreTrainedConfig):
+            update(getattr(config, name), value)
+        elif isinstance(value, dict):
+            setattr(config, name, (getattr(config, name, None) or {}) | value)
+        else:
+            setattr(config, name, value)
+
+
+def token_names(config):
+    """The names `image_token` ... of the tokens whose ids a configuration has."""
+    found = {match[1] for name in vars(config) if (match := re.fullmatch(r"(\w+_token)_(id|index)", name))}
+    parts = [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
+    return found.union(*map(token_names, parts)) if parts else found
+
+
+def set_tokens(config, words):
+    """Let a configuration name the ids of the tokenizer."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            set_tokens(value, words)
+        elif (match := re.fullmatch(r"(\w+_token)_(id|index)", name)) and value is not None:
+            setattr(config, name, words.convert_tokens_to_ids(spelled(match[1])))
+
+
+def spelled(name):
+    return {"pad_token": CHAT[0], "eos_token": CHAT[0], "bos_token": CHAT[1]}.get(
+        name, f"<{name.removesuffix('_token')}>"
+    )
+
+
+def fit(eyes, vision):
+    """Let an image processor make pictures of the size that a vision tower reads."""
+    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size"):
+        ours = {"spatial_merge_size": "merge_size"}.get(name, name)
+        if isinstance(getattr(vision, name, None), int) and isinstance(getattr(eyes, ours, None), int):
+            setattr(eyes, ours, getattr(vision, name))
+    if hasattr(eyes, "max_soft_tokens"):
+        eyes.max_soft_tokens = 70
+    side = getattr(vision, "image_size", None)
+    side = side[0] if isinstance(side, list | tuple) else side
+    for name in ("size", "crop_size", "max_image_size"):
+        known = dict(getattr(eyes, name, None) or {})
+        if isinstance(side, int) and known and {*known} != {"shortest_edge", "longest_edge"}:
+            setattr(eyes, name, dict.fromkeys(known, side))
+        elif name == "size" and {*known} == {"shortest_edge", "longest_edge"} and known["longest_edge"] > 9999:
+            eyes.size = {"shortest_edge": 1024, "longest_edge": 128 * 128}
+    return eyes
+
+
+def make_processor(config, tokens):
+    """The processor of a family around a tiny tokenizer, which gets the tokens that the processor asks for."""
+    words = tokenizer([*CHAT, *dict.fromkeys(spelled(name) for name in tokens if spelled(name) not in CHAT)])
+    words._set_model_specific_special_tokens({name: spelled(name) for name in tokens})
+    kind = PROCESSOR_MAPPING[type(config)]
+    eyes = IMAGE_PROCESSOR_MAPPING[type(config)]
+    eyes = eyes.get("pil") or eyes["torchvision"]
+    arguments = {}
+    for name in inspect.signature(kind.__init__).parameters:
+        if name.endswith("tokenizer"):
+            arguments[name] = words
+        elif name == "image_processor":
+            arguments[name] = fit(eyes(), getattr(config, "vision_config", config))
+        elif name == "video_processor":
+            arguments[name] = None
+        elif name in ("feature_extractor", "audio_processor"):
+            arguments[name] = FEATURE_EXTRACTOR_MAPPING[type(config)]()
+        else:
+            for part in (config, getattr(config, "vision_config", None)):
+                if getattr(part, name, None) is not None and name != "chat_template":
+                    arguments.setdefault(name, getattr(part, name))
+    if "num_additional_image_tokens" in inspect.signature(kind.__init__).parameters:
+        arguments["num_additional_image_tokens"] = int("clip" in config.vision_config.model_type)
+    return kind(**arguments)
+
+
+def make_any(name):
+    """Return the model and the processor of a family, in evaluation mode.
+
+    Raises:
+        Exception: What the classes of the family raise.
+    """
+    torch.manual_seed(0)
+    config = shrink(CONFIG_MAPPING[name](**BUILT.get(name, {})))
+    update(config, SETTINGS.get(name, {}))
+    tokens = {"image_token", "pad_token", "eos_token", "bos_token"} | token_names(config)
+    while True:
+        try:
+            processor = make_processor(config, tokens)
+            break
+        except AttributeError as error:
+            wanted = re.search(r"has no attribute '?(\w+_token)(_id)?'?", str(error))
+            if wanted is None or wanted[1] in tokens:
+                raise
+            tokens.add(wanted[1])
+    words = processor.tokenizer
+    set_tokens(config, words)
+    config = type(config).from_dict(config.to_dict())
+    model = AutoModel.from_config(config).eval()
+    with torch.no_grad():  # library initialisations are so small that all embeddings would be alike
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    picture = Image.effect_noise((64, 64), 90).convert("RGB")
+    problem = None
+    marks = [getattr(processor, each, None) for each in ("image_token", "boi_token")]
+    marks += [spelled(each) for each in ("image_token", "boi_token")]
+    for mark in dict.fromkeys(each for each in marks if isinstance(each, str)):
+        processor.chat_template = TEMPLATE % mark
+        content = [{"type": "image", "image": picture}, {"type": "text", "text": "a"}]
+        try:
+            batch = processor.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
+            )
+            with torch.no_grad():
+                model(**batch)
+            return model, processor
+        except Exception as error:
+            problem = problem or error
+    raise problem
+
+
+def save_any(name, folder):
+    """Write a tiny model of a family as its publisher would: weights, processor, chat template."""
+    model, processor = make_any(name)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    processor.save_pretrained(folder)
+    return model
+
+
+def drop_videos(monkeypatch):
+    """Without torchvision no processor of videos can be built; leave it out, so that the others can."""
+    if not is_torchvision_available():
+        mixin = processing_utils.ProcessorMixin
+        found, build, read = mixin.get_attributes.__func__, mixin.__init__, mixin.from_args_and_dict.__func__
+        kept = classmethod(lambda cls: [name for name in found(cls) if name != "video_processor"])
+        monkeypatch.setattr(mixin, "get_attributes", kept)
+        monkeypatch.setattr(
+            mixin, "__init__", lambda self, *given, video_processor=None, **more: build(self, *given, **more)
+        )
+
+        def by_name(cls, args, settings, **more):
+            more |= dict(zip(cls.get_attributes(), args, strict=True))
+            takes_videos = "video_processor" in inspect.signature(cls.__init__).parameters
+            return read(cls, (), settings, **more | ({"video_processor": None} if takes_videos else {}))
+
+        monkeypatch.setattr(mixin, "from_args_and_dict", classmethod(by_name))
