@@ -213,7 +213,7 @@ class Collection(Searchable):
         names = self.table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += ["picture"] if pictures and "picture" in names else []
-        return [_known_values(row) for row in self.take(ids, columns).to_pylist()]
+        return [known_values(row) for row in self.take(ids, columns).to_pylist()]
 
     def take(self, ids: Sequence[str], columns: list[str]) -> pa.Table:
         """Some columns of the rows of ids, in their order.
@@ -358,14 +358,9 @@ class Collection(Searchable):
 
     def _at(self, numbers: np.ndarray) -> np.ndarray:
         """The vectors `(N, D)` of the rows that have some of Lance's numbers."""
-        if self._held is not None:
-            _, known, vectors, _ = self._held
-            chosen = np.flatnonzero(np.isin(known, numbers))
-            known, vectors = known[chosen], vectors[chosen]
-        else:
-            with reading(self.uri):
-                table = self.table.take_row_ids(numbers.tolist()).select(["vector"]).with_row_id().to_arrow()
-            known, vectors = table["_rowid"].to_numpy(), matrix(table["vector"], self.dimension)
+        with reading(self.uri):
+            table = self.table.take_row_ids(numbers.tolist()).select(["vector"]).with_row_id().to_arrow()
+        known, vectors = table["_rowid"].to_numpy(), matrix(table["vector"], self.dimension)
         order = np.argsort(known)
         return vectors[order[np.searchsorted(known[order], numbers)]]
 
@@ -663,7 +658,7 @@ def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow
     return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
 
 
-def _known_values(row: Mapping[str, Any]) -> dict[str, Any]:
+def known_values(row: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a row has, its id, text and image first; one image is no list."""
     known = {name: value for name, value in row.items() if value is not None}
     if len(known.get("image", ())) == 1:

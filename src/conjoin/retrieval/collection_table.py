@@ -97,27 +97,23 @@ def open_published(uri: str | Path) -> Table:
         OSError: A file is missing or cannot be read.
         ValueError: It is unfinished.
     """
-    folder = local_folder(uri)
-    seen = None
-    while True:
-        table = open_table(uri)
-        version = published_version(uri, table)
-        if version is None:
-            raise ValueError(
-                f"the collection {str(uri)!r} is unfinished, {table.count_rows()} rows so far: run the same `conjoin "
-                "encode` again, it resumes"
-            )
-        try:
-            if folder is not None:
-                check_files(folder, version)
-            with reading(uri):
-                table.checkout(PUBLISHED)
-        except (DamagedError, OSError):
-            if version == seen:
-                raise
-            seen = version  # another process may have published meanwhile
-        else:
-            return table
+    table = open_table(uri)
+    version = published_version(uri, table)
+    if version is None:
+        raise ValueError(
+            f"the collection {str(uri)!r} is unfinished, {table.count_rows()} rows so far: run the same `conjoin "
+            "encode` again, it resumes"
+        )
+    try:
+        if (folder := local_folder(uri)) is not None:
+            check_files(folder, version)
+        with reading(uri):
+            table.checkout(PUBLISHED)
+    except (DamagedError, OSError):
+        if published_version(uri) == version:
+            raise
+        return open_published(uri)  # another process has published meanwhile
+    return table
 
 
 def index_names(table: Table) -> list[str]:

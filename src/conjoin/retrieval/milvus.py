@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.collection import Collection, known_values
 from conjoin.retrieval.collection_table import milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.results import Ranking, Searchable, by_score
@@ -155,11 +155,8 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
 
 def _as_stored(row: dict[str, Any]) -> dict[str, Any]:
     """A row as Milvus takes it: one image is no list, and what it has no type for is a text."""
-    if len(row["image"] or ()) == 1:
-        row["image"] = row["image"][0]
     plain = (str, bool, int, float, list, dict)
-    known = {name: value for name, value in row.items() if value is not None}
-    return {name: value if isinstance(value, plain) else str(value) for name, value in known.items()}
+    return {name: value if isinstance(value, plain) else str(value) for name, value in known_values(row).items()}
 
 
 def _connect(uri: str) -> tuple[Callable[..., Any], str]:

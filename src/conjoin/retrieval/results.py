@@ -1,7 +1,7 @@
 """What can be searched, and what a search gives: a ranking of ids, and the hits made of it, with their rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from conjoin.retrieval.encoder import ModelIdentity
-from conjoin.retrieval.words import WordQuery
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,16 @@ class Searchable(ABC):
         schema: Names and types of the columns that a condition may name.
         dimension: Length of the vectors.
         has_words: Whether the default ranking also compares words.
+        rank: Ranks the rows for queries; see `Collection.rank`.
+        rows: Reads the rows of ids; see `Collection.rows`.
     """
 
     uri: str
     schema: pa.Schema
     dimension: int
     has_words: bool
+    rank: Callable[..., Ranking]
+    rows: Callable[..., list[dict[str, Any]]]
 
     @abstractmethod
     def __len__(self) -> int:
@@ -96,40 +99,6 @@ class Searchable(ABC):
     @abstractmethod
     def model(self) -> ModelIdentity:
         """The model that made the vectors, and its input type if there are items with several images."""
-
-    @abstractmethod
-    def rank(
-        self,
-        vectors: np.ndarray | None,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        words: Sequence[str | WordQuery] | None = None,
-    ) -> Ranking:
-        """Rank the rows that are most similar to each query.
-
-        Args:
-            vectors: Of the queries `(Q, D)`, L2-normalised; None to rank by words alone.
-            k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
-            where: Search only the rows that this condition holds for.
-            words: The text of each query, "" for none, whose words are compared too.
-
-        Raises:
-            ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that
-                cannot be evaluated.
-        """
-
-    @abstractmethod
-    def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
-        """Return a mapping for each id: the id, the text, the image's path and the kept columns that its row has.
-
-        Args:
-            ids: Of the rows.
-            pictures: Also give the JPEG file of each row's thumbnail as `"picture"`, where the collection keeps them.
-
-        Raises:
-            ValueError: An id is not in the collection.
-        """
 
     def search(self, vectors: np.ndarray | None, k: int = 10, *, pictures: bool = False, **how: Any) -> Hits:  # noqa: ANN401
         """Find the rows that are most similar to each query: `rank`, and their rows.

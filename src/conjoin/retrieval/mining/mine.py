@@ -197,28 +197,28 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
     of_anchors = "corpus" if anchors is None else "anchors"
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
 
-    # The collection of every (source, model, view, role), one model at a time in memory
-    collections: dict[tuple[str, str, str, Role], Collection] = {}
+    # The collection of every miner and role, one model at a time in memory
+    made: dict[Path, Collection] = {}
+    collections: dict[tuple[str, Role], Collection] = {}
     for model in dict.fromkeys(miner.model for miner in miners):
         encoder = load_encoder(model)
         is_alike = encoder.is_symmetric and prompt is None and prompt_name is None
+        label = (
+            re.sub(r"\W+", "-", Path(model).name) + "-" + hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
+        )
         for miner in (miner for miner in miners if miner.model == model):
-            needed: list[tuple[str, str, Role]]
-            needed = [("corpus", miner.candidate, "document"), (of_anchors, miner.query, "query")]
-            for name, view, role in needed:
-                stored: Role = "document" if is_alike else role
-                key = name, model, view, stored
-                if key not in collections:
-                    how: dict[str, Any] = {"role": stored, "sync": True, "dtype": dtype}
-                    if stored == "query":
-                        how |= {"prompt": prompt, "prompt_name": prompt_name}
+            searched: list[tuple[str, str, Role]]
+            searched = [("corpus", miner.candidate, "document"), (of_anchors, miner.query, "query")]
+            for name, view, role in searched:
+                how: dict[str, Any] = {"role": "document" if is_alike else role, "sync": True, "dtype": dtype}
+                place = folder / "embeddings" / f"{name}-{view}-{label}"
+                if how["role"] == "query":
+                    how |= {"prompt": prompt, "prompt_name": prompt_name}
+                    place = place.with_name(f"{place.name}-queries")
+                if place not in made:
                     rows = sources[name].select_columns(["id", *VIEWS[view]])
-                    digest = hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
-                    label = re.sub(r"\W+", "-", Path(model).name) + "-" + digest
-                    suffix = "-queries" if stored == "query" else ""
-                    place = folder / "embeddings" / f"{name}-{view}-{label}{suffix}"
-                    collections[key] = encode_collection(rows, encoder, place, show_progress=show_progress, **how)
-                collections[name, model, view, role] = collections[key]
+                    made[place] = encode_collection(rows, encoder, place, show_progress=show_progress, **how)
+                collections[miner.name, role] = made[place]
         del encoder
 
     candidates, queries = _Names.read(corpus), _Names.read(sources[of_anchors])
@@ -230,8 +230,8 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
     blocks = [range(start, min(start + block, count)) for start in range(0, count, block)]
     with locked(folder):
         for miner in sorted(miners, key=lambda miner: (miner.model, miner.candidate)):
-            query_vectors = collections[of_anchors, miner.model, miner.query, "query"].vectors(queries.ids)
-            vectors = collections["corpus", miner.model, miner.candidate, "document"].vectors(candidates.ids)
+            query_vectors = collections[miner.name, "query"].vectors(queries.ids)
+            vectors = collections[miner.name, "document"].vectors(candidates.ids)
             reranker = None if miner.reranker is None else load_reranker(miner.reranker)
             digests = {"corpus": candidates.digest(vectors), "anchors": queries.digest(query_vectors)}
             settings = {name: value for name, value in asdict(miner).items() if name not in ("name", "model")}
