@@ -606,23 +606,8 @@ class RetrievalTrainer(Trainer):
         columns = dict(self._columns)
         if names:
             require_columns(columns.values(), names)
-        absent = {*ROLES} - {*names, *columns}
-        if names and absent and {"image", "text"} <= {*self.needed_columns}:
-            first = rows if is_dataset and not transformed else [rows[index] for index in range(min(len(rows), 100))]
-            table = undecoded(rows) if isinstance(first, datasets.Dataset) else {each: [] for each in names}
-            if isinstance(first, list):
-                table = {each: [row.get(each) for row in first] for each in names}
-            given = {
-                role: old for role, old in (dict(zip(names, names, strict=True)) | columns).items() if role in ROLES
-            }
-            found = guess_columns(table, given, getattr(rows, "features", None))
-            guessed = {
-                "image": found.image,
-                "text": next(iter(found.text), None),
-                "id": found.id,
-                "group": found.group,
-            }
-            guessed = {role: old for role, old in guessed.items() if role in absent and old is not None}
+        if names and {"image", "text"} <= {*self.needed_columns}:
+            guessed = guess_roles(rows, names, columns)
             if guessed:
                 shown = ", ".join(f"{role}={old}" for role, old in guessed.items())
                 logger.warning("columns are read as %s; %s(columns=...) names others", shown, type(self).__name__)
@@ -633,14 +618,8 @@ class RetrievalTrainer(Trainer):
                 f"found no column of the {lacking[0]} among {', '.join(names)}; name it, "
                 f"{type(self).__name__}(columns={{{lacking[0]!r}: ...}})"
             )
-        held, text = {*names, *columns}, columns.get("text", "text")
-        if isinstance(rows, datasets.Dataset) and not transformed and "id" in held and "group" not in held:
-            texts = rows.select_columns([text]).with_format("arrow")[:][text] if text in names else []
-            if repeated := len(texts) - (pc.count_distinct(texts).as_py() if len(texts) else 0):
-                logger.warning(
-                    "%d of %d rows repeat the text of another row, and are negatives of it: name what they share, "
-                    "columns group=%s", repeated, len(texts), text,
-                )  # fmt: skip
+        if isinstance(rows, datasets.Dataset) and not transformed and "id" in columns | dict.fromkeys(names):
+            warn_of_equal_texts(rows, columns)
         changed = {new: old for new, old in columns.items() if new != old}
         if not changed:
             return rows
@@ -1000,6 +979,42 @@ def call_loss(loss: nn.Module, given: Mapping[str, Tensor]) -> Any:
                 f"{type(loss).__name__} takes {each.name!r}, which the batch lacks; it has {', '.join(given)}"
             )
     return loss(**{each.name: given[each.name] for each in named if each.name in given})
+
+
+def guess_roles(rows: Any, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of the roles of pairs that have no column of their name, as far as they can be guessed.
+
+    Args:
+        rows: A dataset, or rows with an order, of which the first are read; of a stream the names decide.
+        names: The columns.
+        columns: Those that are named.
+    """
+    given = {role: old for role, old in ({each: each for each in names} | dict(columns)).items() if role in ROLES}
+    if len(given) == len(ROLES):
+        return {}
+    table: Any = {name: [] for name in names}
+    if isinstance(rows, datasets.Dataset) and rows.format["type"] != "custom":
+        table = undecoded(rows)
+    elif not isinstance(rows, datasets.IterableDataset):
+        first = [rows[index] for index in range(min(len(rows), 100))]
+        table = {name: [row.get(name) for row in first] for name in names}
+    found = guess_columns(table, given, getattr(rows, "features", None))
+    guessed = {"image": found.image, "text": next(iter(found.text), None), "id": found.id, "group": found.group}
+    return {role: old for role, old in guessed.items() if role not in given and old is not None}
+
+
+def warn_of_equal_texts(rows: datasets.Dataset, columns: Mapping[str, str]) -> None:
+    """Say how many texts of rows with ids and without groups are those of other rows."""
+    text = columns.get("text", "text")
+    if "group" in {*columns, *rows.column_names} or text not in rows.column_names:
+        return
+    texts = rows.select_columns([text]).with_format("arrow")[:][text] if len(rows) else []
+    repeated = len(texts) - (pc.count_distinct(texts).as_py() if len(texts) else 0)
+    if repeated:
+        logger.warning(
+            "%d of %d rows repeat the text of another row, and are negatives of it: name what they share, columns "
+            "group=%s", repeated, len(texts), text,
+        )  # fmt: skip
 
 
 class RenamedRows(Dataset[dict[str, Any]]):

@@ -30,13 +30,13 @@ def describe_run(recipe: Recipe) -> str:
         steps = math.ceil(max(count // batch // args.gradient_accumulation_steps, 1) * args.num_train_epochs)
         epochs = f" ({args.num_train_epochs:g} epochs)"
     held = "" if evaluation is None else f", {len(evaluation):,} of evaluation"
-    lines = [
+    unfilled = "" if count is None or count >= batch else ", which the rows do not fill"
+    per_device = f"{args.world_size} x {args.per_device_train_batch_size}"
+    shown = [
         f"rows:       {'a stream' if count is None else f'{count:,}'}{held}",
-        f"batch:      {batch:,} ({args.world_size} x {args.per_device_train_batch_size}), {per_step:,} rows per step",
+        f"batch:      {batch:,} ({per_device}), {per_step:,} rows per step{unfilled}",
         f"steps:      {steps:,}{epochs}, of which {args.get_warmup_steps(steps):,} of warm-up",
     ]
-    if count is not None and count < batch:
-        lines.append(f"            {count:,} rows do not fill a batch of {batch:,}")
     vision, text = model_args.vision_model_name_or_path, model_args.text_model_name_or_path
     options: Any = model_args.model_init_kwargs or {}
     name = model_args.model_name_or_path
@@ -55,11 +55,9 @@ def describe_run(recipe: Recipe) -> str:
     numbers = [(each.numel(), each.requires_grad) for each in model.parameters()]
     whole, trained = sum(number for number, _ in numbers), sum(number for number, learns in numbers if learns)
     memory = (4 * (whole - trained) + ADAM_BYTES * trained) / GIGABYTE
-    return "\n".join(
-        [
-            *lines,
-            f"model:      {model.config.model_type}, {whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained",
-            f"memory:     {memory:,.1f} GB for weights, gradients and Adam in float32; activations, teachers and the",
-            "            parameters of the loss come on top: gradient_cache_chunk_size limits the activations",
-        ]
-    )
+    shown += [
+        f"model:      {model.config.model_type}, {whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained",
+        f"memory:     {memory:,.1f} GB for weights, gradients and Adam in float32; activations, teachers and the",
+        "            parameters of the loss come on top: gradient_cache_chunk_size limits the activations",
+    ]
+    return "\n".join(shown)

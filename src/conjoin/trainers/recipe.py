@@ -23,16 +23,8 @@ from conjoin.processing.sentence_files import SentenceFilesMixin, check_processo
 from conjoin.trainers.base import RetrievalConfig
 from conjoin.trainers.peft import find_part, quantize
 
-TRAINERS = {
-    "contrastive": ("contrastive", "Contrastive"),
-    "gcl": ("gcl", "Gcl"),
-    "puma_stage1": ("puma", "PumaStage1"),
-    "puma_stage2": ("puma", "PumaStage2"),
-    "solar_stage1": ("solar", "SolarStage1"),
-    "solar_stage2": ("solar", "SolarStage2"),
-    "coral": ("coral", "Coral"),
-}
-"""Of each trainer of a recipe: its module, and what its config's and trainer's names begin with."""
+TRAINERS = ("contrastive", "gcl", "puma_stage1", "puma_stage2", "solar_stage1", "solar_stage2", "coral")
+"""The methods that a recipe names."""
 SAMPLE = "sample"
 """The towers that pip installs."""
 RIVALS = ("global_batch_size", "per_device_train_batch_size")
@@ -221,12 +213,18 @@ def parse_recipe(config_class: type[Any], argv: Sequence[str] | None = None) -> 
         FileNotFoundError: There is no such file.
         ValueError: As `load_recipe`; the recipe is for another trainer; or `output_dir` holds a model or checkpoints.
     """
-    own = {(f"conjoin.trainers.{module}", f"{prefix}Config"): key for key, (module, prefix) in TRAINERS.items()}
-    name = own.get((config_class.__module__, config_class.__name__), config_class.__name__.removesuffix("Config"))
+    own = (each for each in TRAINERS if class_of(each, "Config") is config_class)
+    name = next(own, config_class.__name__.removesuffix("Config"))
     recipe = load_recipe(None, sys.argv[1:] if argv is None else argv, name, config_class)
     if isinstance(recipe.training, RetrievalConfig):
         check_folder(recipe.training)
     return recipe.model, recipe.data, recipe.training
+
+
+def class_of(trainer: str, kind: str) -> Any:
+    """Return the `Config` or the `Trainer` of a method: `SolarStage1Trainer` of `solar_stage1`."""
+    prefix = "".join(word.capitalize() for word in trainer.split("_"))
+    return getattr(import_module("conjoin.trainers"), prefix + kind)
 
 
 def check_folder(args: RetrievalConfig) -> None:
@@ -294,8 +292,7 @@ def load_recipe(
     if trainer is not None and name != trainer:
         raise ValueError(f"{path or 'this'} is a recipe of the trainer {name}; this script trains by {trainer}")
     if config_class is None:
-        module, prefix = TRAINERS[name]
-        config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
+        config_class = class_of(name, "Config")
     model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, where)
     training.recipe = {"trainer": name} | asdict(model) | asdict(data)
     return Recipe(name, model, data, training)

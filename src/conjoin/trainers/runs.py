@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import locked, make_folder
 from conjoin.trainers.base import RetrievalTrainer
 from conjoin.trainers.peft import save_adapter
-from conjoin.trainers.recipe import TRAINERS, Recipe, check_folder
+from conjoin.trainers.recipe import Recipe, check_folder, class_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTICE = b"\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop without it\n"
@@ -31,17 +30,16 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
     Raises:
         ValueError: A part does not fit another.
     """
-    module, prefix = TRAINERS[recipe.trainer]
-    is_query = recipe.data.has_queries and recipe.trainer == "contrastive"
-    kind = getattr(import_module(f"conjoin.trainers.{module}"), f"{'Query' if is_query else ''}{prefix}Trainer")
-    torch.manual_seed(recipe.training.seed)
+    args, is_query = recipe.training, recipe.data.has_queries and recipe.trainer == "contrastive"
+    kind = class_of(f"query_{recipe.trainer}" if is_query else recipe.trainer, "Trainer")
+    torch.manual_seed(args.seed)
     model, processor = recipe.model.load()
-    folder, args = Path(str(recipe.training.output_dir)), recipe.training
+    folder = Path(str(args.output_dir))
     if args.should_save and not args.resume_from_checkpoint:
         remove_skipped(folder)
     skipped = SkippedFile(folder, args.should_save, args.process_index)
     rows, evaluation = recipe.data.load(args.seed, skipped)
-    return kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
+    return kind(model, args, rows, evaluation, processor, peft_config=recipe.model.peft_config())
 
 
 def train(recipe: Recipe) -> RetrievalTrainer:
