@@ -171,7 +171,6 @@ class TestBadFiles:
             (query(pos_candidate=3), "expected a list of product ids, got 3"),
             ({"query_id": 1, "passage": []}, "query must be {product id: .* got None"),
             (b'{"query": "\xff"}', "not valid JSON .*byte 0xff in position 11"),
-            (b'{"query": {"1": {"color": "red"}, "1": {"material": "x"}}}', "an object has the name '1' twice"),
         ],
     )
     def test_a_bad_query_names_file_and_line(self, own_root, line, message):

@@ -113,6 +113,8 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     assert table[0]["negative_ids"] == list(table.positives[2]) and table[2]["id"] == "7"
     named = [{"query": "q", "positive": ["a", "b"], "positive_ids": [1, 2], "negative": "a", "negative_id": "3"}]
     assert QueryTable(write(tmp_path, *named)).positives == [("1", "2")]
+    both = QueryTable(write(tmp_path, {"query": "q", "positive": "p", "negative": ["x", "p"]}), hard_negatives=2)
+    assert both[0]["negatives"] == [{"text": "x"}], "what is both is a positive"
     by_name = {"negative_10": "j", "negative_2": "b", "negative_1": "a"}  # ids are in the order of the numbers
     row = {"query": "q", "positive": "p", "positive_id": "p", **by_name, "negative_id": [1, 2, 10]}
     drawn = QueryTable(write(tmp_path, row), hard_negatives=3)[0]
@@ -126,15 +128,14 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     [
         ({"query": "q"}, "found no positive column among 'query'"),
         ({"query": "q", "positive": "p", "qeury": 1, "positive_ids": [1, 2]}, "1 items, but 'positive_ids' is"),
-        ({"query": "q", "positive": []}, r"row 0 \(id '0'\): no positive in 'positive'"),
-        ({"query": ["q", "r"], "positive": "p"}, "2 queries; expected one, in 'query'"),
+        ({"query": "q", "positive": []}, r"row 0 \(id '0'\): 0 items in 'positive'; expected 1 positive"),
+        ({"query": ["q", "r"], "positive": "p"}, "2 items in 'query'; expected 1 query"),
         ({"query": {"image": "red.png", "images": ["red.png"]}, "positive": "p"}, "both of image and images"),
         ({"query": "q", "positive": "p", "instruction": 5}, "the instruction is 5; expected a text"),
         ({"query": " ", "positive": "p"}, "row 0 .*query: text is empty"),
         ({"query": "q", "positive": 3}, "positive: got 3; expected a text, an image"),
         ({"query": "q", "positive": "cat.png"}, r"""expected {"image": 'cat.png'}"""),
         ({"query": "q", "positive": {"text": "<image>", "images": ["red.png"] * 2}}, "1 placeholders"),
-        ({"query": "q", "positive": "p", "negative": ["x", "p"]}, "a negative is also a positive"),
         ({"query": "q", "positive": "p", "positive_id": 1, "negative": "n"}, "expected both or neither"),
         ({"query": "q", "query_text": "r", "positive": "p"}, "both 'query' and another column give its text"),
         ({"query": "q", "positive": ["p"], "positive_text": "r"}, r"positive: got \['p'\]; expected a text, an image"),

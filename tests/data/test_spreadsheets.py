@@ -43,10 +43,6 @@ def test_what_is_read(tmp_path, content, expected, streaming, caplog):
     ("content", "message"),
     [
         (b'id,image,text\n1,a,"wide\n2,b,mouse\n3,c,the 24" desk\n4,d,e\n', r"lines 2 to 4: .*a cell begins with a"),
-        (
-            b'id,image,text\n1,a,"wide\n2,b,mouse\n3,c,desk 24"\n4,d,e\n',
-            "the lines 2 to 4 are one row, because a cell",
-        ),
         (b'id,text\n\n1,"wide\n2,mouse\n', "lines 3 to 4: unexpected end of data"),
         (b"image,text\n" + b"[" * 3000 + b",a\n", r"row 0 \(id '0'\): image '.*\[\[\[.*: no such file"),
     ],
@@ -227,17 +223,6 @@ def test_the_name_of_a_file_that_is_not_utf_8(tmp_path):
         load_pairs(tmp_path, only="image")
     rows = load_pairs(tmp_path, only="image", on_error="skip")
     assert rows["problem"][0] is None and "no such file" in rows["problem"][1]
-
-
-def test_shards_whose_names_have_dots(tmp_path):
-    import tarfile
-
-    for name in ("screw-1.5mm.png", "screw-1.txt", "nut.png"):
-        Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
-        with tarfile.open(tmp_path / "a.tar", "a") as tar:
-            tar.add(tmp_path / "x.png", name)
-    with pytest.raises(ValueError, match=r"'screw-1.5mm.png' is the column '5mm.png' of 'screw-1'"):
-        load_pairs(str(tmp_path / "a.tar"))
 
 
 def test_a_stream_of_rows_without_some_values():

@@ -36,11 +36,11 @@ def test_load_triplets(image_folder, row):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"query_image": "rad.png"}, FileNotFoundError, r"row 1 \(id 'b'\), query_image: image '.*rad.png': no such"),
-        ({"negative_image": None}, ValueError, r"row 1 \(id 'b'\): both negative_image and negative_text are"),
-        ({"positive_text": " "}, ValueError, r"row 1 \(id 'b'\), positive_text: text is empty"),
-        ({"query_text": 5}, ValueError, r"row 1 \(id 'b'\), query_text: text must be a string, got int 5"),
-        ({"variant_image": ["a.png"]}, ValueError, r"row 1 \(id 'b'\), variant_image: expected a path or a URL, got"),
+        ({"query_image": "rad.png"}, FileNotFoundError, r"row 1 \(id 'b'\), query: image '.*rad.png': no such"),
+        ({"negative_image": None}, ValueError, r"row 1 \(id 'b'\): expected one positive and one negative"),
+        ({"positive_text": " "}, ValueError, r"row 1 \(id 'b'\), positive: text is empty"),
+        ({"query_text": 5}, ValueError, r"row 1 \(id 'b'\), query: text must be a string, got int 5"),
+        ({"variant_image": ["red.png"] * 2}, ValueError, "row 1 .*: variant has several images; expected one"),
         ({"id": "a"}, ValueError, "row 1: the id 'a' occurs twice"),
     ],
 )
@@ -68,8 +68,12 @@ def test_triplets_in_a_table(image_folder, row):
     assert load_triplets(path)[0]["negative_text"] == "blue"
     row |= {"negative_image": "", "kind": "", "id": ""}
     path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    with pytest.raises(ValueError, match="row 0: the id is missing"):
+        load_triplets(path)
+    row["id"] = "0"
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
     triplet = load_triplets(path)[0]
     assert (triplet["id"], triplet["negative_image"], triplet["kind"]) == ("0", None, None)
     path.write_text(path.read_text().replace("red.png", "rad.png"))
-    with pytest.raises(FileNotFoundError, match=r"row 0 \(id '0'\), query_image: image '.*rad.png': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"row 0 \(id '0'\), query: image '.*rad.png': no such file"):
         load_triplets(path)

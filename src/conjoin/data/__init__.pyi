@@ -57,10 +57,14 @@ from conjoin.data.merit import (
     MeritTraining as MeritTraining,
     merit_queries as merit_queries,
 )
-from conjoin.data.mmeb import MmebTraining as MmebTraining
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
 from conjoin.data.pairs import PAIR_FEATURES as PAIR_FEATURES, load_pairs as load_pairs
-from conjoin.data.queries import QUERY_FORMATS as QUERY_FORMATS, QueryMix as QueryMix, QueryTable as QueryTable
+from conjoin.data.queries import (
+    QUERY_FORMATS as QUERY_FORMATS,
+    QueryMix as QueryMix,
+    QueryTable as QueryTable,
+    mmeb_training as mmeb_training,
+)
 from conjoin.data.query_rows import Candidate as Candidate, QueryDataset as QueryDataset, QueryRow as QueryRow
 from conjoin.data.row_checks import (
     Skipped as Skipped,

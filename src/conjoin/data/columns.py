@@ -47,13 +47,15 @@ QUERY_NAMES = {
     "query": "query anchor question sent0 sentence1",
     "positive": "positive positives pos answer answers passage document sent1 sentence2",
     "negative": "negative negatives neg hard_negative hard_negatives hard_neg",
+    "variant": "variant",
     "instruction": "instruction",
+    "kind": "kind",
     "id": "id query_id qid",
     "positive_id": "positive_id positive_ids",
     "negative_id": "negative_id negative_ids",
 }
 """Likewise of queries with candidates; negatives may also be `NAME_1`, `NAME_2` ..."""
-_ITEMS = ("query", "positive", "negative")
+_ITEMS = ("query", "positive", "negative", "variant")
 _ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
 """A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
 _GRADES = ("label", "labels", "score", "scores")

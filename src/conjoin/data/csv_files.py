@@ -75,11 +75,6 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                     continue
                 if not names:
                     row = names = _names(row)
-                elif end > start and _swallows(row, len(names), separator):
-                    raise ValueError(
-                        f"the lines {start} to {end} are one row, because a cell begins with a double quote; write it "
-                        'as """ and end the cell with "'
-                    )
                 if any(row[len(names) :]):
                     raise ValueError(
                         f"line {start} has {len(row)} fields, the header {len(names)}; put a text that holds "
@@ -99,14 +94,6 @@ def _names(header: list[str]) -> list[str]:
     if repeated:
         raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
     return names
-
-
-def _swallows(row: list[str], width: int, separator: str) -> bool:
-    """Whether each line of a row that spans several looks like a row: a stray quote made them one cell."""
-    lines = [line.split(separator) for line in separator.join(row).splitlines()]
-    return width > 1 and all(
-        len(cells) == width and not any(cell[:1] == " " for cell in cells) and " " not in cells[0] for cells in lines
-    )
 
 
 @lru_cache
@@ -147,12 +134,7 @@ def _encoding(path: Path, given: str | None) -> str:
     problem = text_problem(path)
     if problem is None:
         return "utf-8-sig"
-    try:
-        with open_bytes(path) as file:
-            is_text = all("\0" not in line.decode("cp1252") for line in file)
-    except UnicodeDecodeError:
-        is_text = False
-    if not is_text:
+    if text_problem(path, "cp1252"):
         raise ValueError(f"{problem}, nor Windows-1252; save it as UTF-8")
     logger.warning("%s: %s; read as Windows-1252. Save it as UTF-8 if letters are wrong", path, problem)
     return "cp1252"

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import IO, Any, cast
 import numpy as np
 
 JSON_LINES = (".jsonl", ".ndjson")
-_DEEP = re.compile(rb'(?:[\[{]\s*(?:"[^"\\]*"\s*:\s*)?){2000}')
-"""Parsers in C end the process at some thousand levels."""
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -20,16 +17,14 @@ def open_bytes(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
 
 
-def text_problem(path: Path, is_json: bool = False) -> str | None:
-    """Return why a text file, perhaps compressed, is not UTF-8, or JSON too deep for parsers; None if it is fine."""
+def text_problem(path: Path, encoding: str = "utf-8") -> str | None:
+    """Return why a text file, perhaps compressed, is not of an encoding; None if it is."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             try:
-                line.decode()
+                line.decode(encoding)
             except UnicodeDecodeError as error:
-                return f"line {number}: not valid UTF-8 (byte {line[error.start]:#04x})"
-            if is_json and _DEEP.search(line):
-                return f"line {number}: its values are nested too deep"
+                return f"line {number}: not valid {encoding.upper()} (byte {line[error.start]:#04x})"
     return None
 
 
@@ -43,8 +38,7 @@ class JsonLines:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file has no rows; on access, a row is not a JSON object, or one in it has a name twice (the
-            message names the line).
+        ValueError: The file has no rows; on access, a row is not a JSON object (the message names the line).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -83,23 +77,12 @@ def json_object(text: bytes, where: str) -> dict[str, Any]:
     """Parse an object from UTF-8 with or without a byte order mark.
 
     Raises:
-        ValueError: Not UTF-8, not JSON, no object, nested too deep, or a name is twice in one object. The message
-            starts with `where`.
+        ValueError: Not UTF-8, not JSON, no object, or nested too deep. The message starts with `where`.
     """
     try:
-        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+        value = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
     return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of names and values; `json` itself would keep the last of equal names without a word."""
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise ValueError(f"an object has the name {name!r} twice")
-        result[name] = value
-    return result

@@ -1,14 +1,10 @@
-"""MMEB (VLM2Vec, arXiv 2410.05160): its subsets, its items, and its training rows."""
+"""MMEB (VLM2Vec, arXiv 2410.05160): its subsets, and its items."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_images import path_inside
-from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts, check_unicode
-from conjoin.storage import text_digest
 
 IMAGE_TOKEN = "<|image_1|>"
 """Marks the one image of an item in its text."""
@@ -18,7 +14,15 @@ IMAGE_INSTRUCTIONS = (
     "Represent the given cropped image of the object",
 )
 """What the published rows have as the text of a candidate that is an image alone."""
-TRAINING_COLUMNS = ("qry", "qry_image_path", "pos_text", "pos_image_path")
+TRAINING_COLUMNS = {
+    f"{role}_{part}": column
+    for role, text, image in (
+        ("query", "qry", "qry_image_path"),
+        ("positive", "pos_text", "pos_image_path"),
+        ("negative", "neg_text", "neg_image_path"),
+    )
+    for part, column in (("text", text), ("image", image))
+}
 
 
 def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: str = "test") -> dict[str, Path]:
@@ -58,60 +62,8 @@ def mmeb_item(text: str | None, image: str | None, images: Path, where: str) -> 
     return check_parts(item, where)
 
 
-class MmebTraining(QueryDataset):
-    """Training queries of MMEB, see `QueryDataset`.
-
-    A row of the published files has a query, its instruction included, one positive and at most one negative, each a
-    text, an image or both. Rows stay on disk until they are used. Candidates of equal content are one. A candidate
-    whose text is one of `IMAGE_INSTRUCTIONS` keeps it, as in the evaluation; its modality is image.
-
-    Args:
-        folder: The root: `NAME/original-*.parquet` for each subset, and the images under the paths of the rows.
-        hard_negatives: 1 adds the negative of a row, if it has one.
-        split: `"train"` is the published `"original"`; `"diverse_instruction"` has other instructions.
-        datasets: The subsets; all when empty.
-
-    Raises:
-        FileNotFoundError: The folder has no subset.
-        ValueError: A malformed row (it is named), a negative `hard_negatives`, or an unknown subset.
-    """
-
-    def __init__(
-        self, folder: str | Path, *, hard_negatives: int = 0, split: str = "train", datasets: Sequence[str] = ()
-    ) -> None:
-        super().__init__(hard_negatives)
-        self.folder = Path(folder)
-        self._rows: list[tuple[Any, int]] = []
-        for name, path in find_subsets(folder, datasets or None, "original" if split == "train" else split).items():
-            rows, _ = open_rows(path)
-            for index, row in enumerate(rows):
-                missing = [column for column in TRAINING_COLUMNS if column not in row]
-                if missing:
-                    expected = f"expected {', '.join(TRAINING_COLUMNS)}"
-                    raise ItemError(f"{name}, row {index}", f"lacks {', '.join(missing)}; {expected}")
-                self.positives.append((_candidate_id(row, "pos"),))
-                self.sources.append(name)
-                self._rows.append((rows, index))
-
-    def read(self, index: int) -> QueryRow:
-        """Read and check a row; a negative only if rows have some."""
-        rows, number = self._rows[index]
-        row, where = rows[number], f"{self.sources[index]}, row {number}"
-        has_negative = self.hard_negatives and (row.get("neg_text") or row.get("neg_image_path"))
-        candidates = []
-        for role in ("pos", "neg") if has_negative else ("pos",):
-            item = mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
-            candidates.append(Candidate(_candidate_id(row, role), item, mmeb_modality(item)))
-        query = mmeb_item(row["qry"], row["qry_image_path"], self.folder, f"{where}, query")
-        return QueryRow(f"{self.sources[index]}/{number}", query, candidates[:1], candidates[1:])
-
-
 def mmeb_modality(item: Mapping[str, str]) -> str:
     """Return `text`, `image` or `image,text`; an image whose text is one of `IMAGE_INSTRUCTIONS` is an image."""
     if "image" in item and item.get("text") in IMAGE_INSTRUCTIONS:
         return "image"
     return ",".join(part for part in ("image", "text") if part in item)
-
-
-def _candidate_id(row: Mapping[str, Any], role: str) -> str:
-    return text_digest(f"{row[f'{role}_image_path'] or ''}\n{row[f'{role}_text'] or ''}")

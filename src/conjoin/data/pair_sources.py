@@ -2,7 +2,6 @@
 
 import glob
 import logging
-import tarfile
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -102,7 +101,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise SplitError(split, f"the table {str(path)!r}")
     kind = _TABLES[table_suffix(path)]
     try:
-        if kind == "json" and (problem := text_problem(path, is_json=True)):
+        if kind == "json" and (problem := text_problem(path)):
             raise ValueError(problem)
         if kind == "csv":
             builder = open_csv(path)
@@ -142,23 +141,7 @@ def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no such file: {files[:3]}: {error}") from error
     except Exception as error:
-        hint = "" if is_parquet else _about_names(files[0])
-        raise ValueError(f"{files[:3]} cannot be read as {kind}: {error.__cause__ or error}{hint}") from error
-
-
-def _about_names(shard: str) -> str:
-    """Say how the files of a shard must be named, by the first that may be at fault."""
-    try:
-        with tarfile.open(glob.glob(shard)[0]) as tar:
-            names = [Path(name).name for name in tar.getnames()]
-    except (OSError, tarfile.TarError, IndexError):
-        return ""
-    name = max(names, key=lambda name: name.count("."), default="a.png")
-    key, _, kind = name.partition(".")
-    return (
-        f" The name of a file up to its first dot is the key of its example, the rest its column, the same columns in "
-        f"each example: {name!r} is the column {kind!r} of {key!r}"
-    )
+        raise ValueError(f"{files[:3]} cannot be read as {kind}: {error.__cause__ or error}") from error
 
 
 def _open_saved(folder: Path, split: str) -> datasets.Dataset:
@@ -172,7 +155,7 @@ def _open_saved(folder: Path, split: str) -> datasets.Dataset:
             raise SplitError(split, repr(str(folder)), saved)
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
-        raise SplitError(split, f"the dataset {str(folder)!r}", [str(saved.split or "train")])
+        raise SplitError(split, f"the dataset {str(folder)!r}")
     return saved
 
 

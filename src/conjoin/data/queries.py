@@ -1,7 +1,9 @@
 """Queries with positives and negatives from tables of one's own: JSON lines, Parquet, CSV or a Hub dataset."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -11,7 +13,7 @@ from conjoin.data.cells import as_id
 from conjoin.data.columns import ColumnNames, guess_query_columns
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
-from conjoin.data.mmeb import MmebTraining
+from conjoin.data.mmeb import TRAINING_COLUMNS, find_subsets, mmeb_item, mmeb_modality
 from conjoin.data.pair_sources import PairSource
 from conjoin.data.query_rows import Candidate, QueryDataset, QueryRow, open_rows
 from conjoin.data.row_checks import check_ids, row_name
@@ -53,7 +55,8 @@ class QueryTable(QueryDataset):
     string is always a text. In Parquet and Hub datasets a column may hold images. `query_image` and `query_text` may
     be columns of their own, likewise for positives and negatives.
 
-    Every row is checked here; images are opened when a row is used. Candidates without ids are known by their content.
+    Every row is checked here; images are opened when a row is used. Candidates without ids are known by their content;
+    one that is a positive and a negative is a positive.
 
     Args:
         source: A JSON-lines, Parquet or CSV file, a dataset of `datasets`, or the id of a dataset on the Hub.
@@ -81,6 +84,7 @@ class QueryTable(QueryDataset):
         name: str | None = None,
     ) -> None:
         super().__init__(hard_negatives)
+        self.name = name
         self.rows, folder = open_rows(source, split)
         self.columns, self.others = guess_query_columns(self.rows.column_names, columns)
         self.images, self.instruction = RowImages(folder, image_folders(source, folder)), instruction
@@ -120,15 +124,15 @@ class QueryTable(QueryDataset):
         row_id = as_id(cells.get("id", index))
         if row_id is None:
             raise ItemError(f"row {index}", "the id is missing")
-        name = row_name(index, row_id)
+        name = ", ".join(filter(None, [self.name, row_name(index, row_id)]))
         items = {
             role: [item for each in columns for item in self._items(row, each, f"{name}, {role}")]
             for role, columns in self.columns.items()
         }
-        if len(items["query"]) != 1:
-            raise ItemError(name, f"{len(items['query'])} queries; expected one, in {self._names('query')}")
-        if not items["positive"]:
-            raise ItemError(name, f"no positive in {self._names('positive')}")
+        for role, least, most in (("query", 1, 1), ("positive", 1, math.inf), ("variant", 0, 1)):
+            if not least <= len(items[role]) <= most:
+                columns = " or ".join(map(repr, self.columns[role][0].values()))
+                raise ItemError(name, f"{len(items[role])} items in {columns}; expected {least} {role}")
         for role in ("positive", "negative"):
             if f"{role}_id" in cells:
                 cell = cells[f"{role}_id"]
@@ -139,16 +143,14 @@ class QueryTable(QueryDataset):
                 items[role] = [item._replace(id=str(each)) for item, each in zip(items[role], ids, strict=True)]
         if items["negative"] and ("positive_id" in cells) != ("negative_id" in cells):
             raise ItemError(name, "ids for its positives or for its negatives; expected both or neither")
-        same = {positive.id for positive in items["positive"]} & {negative.id for negative in items["negative"]}
-        if same:
-            raise ItemError(name, f"a negative is also a positive (id {min(same)!r})")
+        right = {positive.id for positive in items["positive"]}
+        items["negative"] = [negative for negative in items["negative"] if negative.id not in right]
         instruction = cells.get("instruction") or self.instruction
         if not isinstance(instruction, str | None):
             raise ItemError(name, f"the instruction is {instruction!r:.80}; expected a text")
-        return QueryRow(row_id, items["query"][0].item, items["positive"], items["negative"], instruction)
-
-    def _names(self, role: str) -> str:
-        return " or ".join(map(repr, self.columns[role][0].values()))
+        variant = items["variant"][0].item if items["variant"] else None
+        more = (instruction, variant, cells.get("kind"))
+        return QueryRow(row_id, items["query"][0].item, items["positive"], items["negative"], *more)
 
     def _items(self, row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> list[Candidate]:
         """Return the items of some columns: none, one, or those of a list.
@@ -197,5 +199,43 @@ class QueryMix(ConcatDataset[dict[str, Any]]):
         self.repeats = [weight for table, weight in zip(tables, weights, strict=True) for _ in range(len(table))]
 
 
-QUERY_FORMATS: dict[str, Callable[..., Any]] = {"mbeir": MbeirTraining, "merit": MeritTraining, "mmeb": MmebTraining}
+def mmeb_training(
+    folder: str | Path, *, hard_negatives: int = 0, split: str = "train", datasets: Sequence[str] = ()
+) -> QueryMix:
+    """Read the training queries of MMEB.
+
+    A row of the published files has a query, its instruction included, one positive and at most one negative, each a
+    text, an image or both. Candidates of equal content are one. A candidate whose text is one of `IMAGE_INSTRUCTIONS`
+    keeps it, as in the evaluation; its modality is image.
+
+    Args:
+        folder: The root: `NAME/original-*.parquet` for each subset, and the images under the paths of the rows.
+        hard_negatives: 1 adds the negative of a row, if it has one.
+        split: `"train"` is the published `"original"`; `"diverse_instruction"` has other instructions.
+        datasets: The subsets; all when empty.
+
+    Raises:
+        FileNotFoundError: The folder has no subset, or an image does not exist.
+        ValueError: A malformed row (it is named), a negative `hard_negatives`, or an unknown subset.
+    """
+    files = find_subsets(folder, datasets or None, "original" if split == "train" else split)
+    tables = [_MmebTable(path, Path(folder), name, hard_negatives) for name, path in files.items()]
+    return QueryMix(tables, [1.0] * len(tables))
+
+
+class _MmebTable(QueryTable):
+    """The rows of a subset of MMEB, whose images lie in the folder of all subsets."""
+
+    def __init__(self, path: Path, folder: Path, name: str, hard_negatives: int) -> None:
+        self.folder = folder
+        known = open_rows(path)[0].column_names
+        columns = {role: each for role, each in TRAINING_COLUMNS.items() if each in known or role[:8] != "negative"}
+        super().__init__(path, columns=columns, hard_negatives=hard_negatives, name=name)
+
+    def _item(self, parts: dict[str, Any], name: str) -> Candidate:
+        item = mmeb_item(parts.get("text"), parts.get("image"), self.folder, name)
+        return Candidate(f"{row_digest(item):x}", item, mmeb_modality(item))
+
+
+QUERY_FORMATS: dict[str, Callable[..., Any]] = {"mbeir": MbeirTraining, "merit": MeritTraining, "mmeb": mmeb_training}
 """What reads each published set of queries, as rows for `RetrievalCollator`."""

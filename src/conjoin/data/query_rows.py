@@ -36,6 +36,8 @@ class QueryRow(NamedTuple):
         positives: The right candidates, at least one; a reader may give names that `QueryDataset.candidate` looks up.
         negatives: The wrong ones, likewise.
         instruction: A text, or a function from the modality of the positive to prompts to draw from.
+        variant: The query in other words, if there is one; training does not use it.
+        kind: Of the negatives, likewise.
     """
 
     id: str
@@ -43,6 +45,8 @@ class QueryRow(NamedTuple):
     positives: Sequence[Any]
     negatives: Sequence[Any] = ()
     instruction: str | Callable[[str], Sequence[str]] | None = None
+    variant: Any = None
+    kind: str | None = None
 
 
 class QueryDataset(Dataset[dict[str, Any]]):

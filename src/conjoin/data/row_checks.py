@@ -17,7 +17,6 @@ from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 
-_KEYS_AT_ONCE = 2**20
 logger = logging.getLogger(__name__)
 SKIPPED_FILE = "skipped.jsonl"
 _AT_ONCE = 1000
@@ -47,39 +46,22 @@ def id_keys(ids: Iterable[str]) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint64)
 
 
-class UniqueIds:
-    """The ids of rows that are read in chunks, to find those that occur twice: 8 bytes a row."""
-
-    def __init__(self) -> None:
-        self._blocks: list[np.ndarray] = []  # sorted
-
-    def add(self, keys: np.ndarray) -> np.ndarray:
-        """Add the `id_keys` `(N,)` of a chunk; returns which of them occurred before, in this chunk or another one."""
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-        known = np.zeros(len(keys), dtype=bool)
-        known[order[1:]] = ordered[1:] == ordered[:-1]
-        for block in self._blocks:
-            indices = np.minimum(np.searchsorted(block, keys), len(block) - 1)
-            known |= block[indices] == keys
-        if len(keys):
-            self._blocks.append(ordered)
-        while len(self._blocks) > 1 and len(self._blocks[-2]) <= len(self._blocks[-1]) < _KEYS_AT_ONCE:
-            self._blocks[-2:] = [np.sort(np.concatenate(self._blocks[-2:]))]
-        return known
-
-
-def check_ids(ids: Iterable[str]) -> None:
+def check_ids(ids: Iterable[str], seen: set[int] | None = None, start: int = 0) -> None:
     """Refuse repeated ids of rows.
+
+    Args:
+        ids: The ids of some rows.
+        seen: The `id_keys` of the rows before, to which those of these are added.
+        start: The number of the first row.
 
     Raises:
         ItemError: An id occurs twice.
     """
-    seen: set[str] = set()
-    for row, row_id in enumerate(ids):
-        if row_id in seen:
-            raise repeated_id(row_id, f"row {row}")
-        seen.add(row_id)
+    ids, seen = [*ids], set() if seen is None else seen
+    for row, key in enumerate(id_keys(ids).tolist()):
+        if key in seen:
+            raise repeated_id(ids[row], f"row {start + row}")
+        seen.add(key)
 
 
 class Skipped(NamedTuple):

@@ -25,7 +25,7 @@ from accelerate.utils import gather_object
 from conjoin.constants import DTYPES
 from conjoin.data.cells import is_missing, row_kind
 from conjoin.data.columns import undecoded
-from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, UniqueIds, check_on_error, id_keys, repeated_id
+from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, check_ids, check_on_error, id_keys
 from conjoin.data.row_images import plain_text, row_item
 from conjoin.processing.item_error import ItemError, MissingFileError
 from conjoin.processing.item_inputs import check_parts, check_unicode
@@ -226,7 +226,7 @@ def write_rows(
                 raise ValueError("the dataset is empty: there are no rows to encode")
             is_gone = np.isin(existing.keys, id_keys(row.id for row in skipped))
             if options.sync:
-                is_gone |= ~existing.seen.add(existing.keys)
+                is_gone |= [key not in existing.seen for key in existing.keys.tolist()]
             gone = existing.keys[is_gone]
             if collection is None or len(collection) == len(gone):
                 reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
@@ -285,11 +285,11 @@ class ExistingRows:
 
     Attributes:
         keys: Digests of the ids, ascending.
-        seen: The ids that the data had so far.
+        seen: Digests of the ids that the data had so far.
     """
 
     def __init__(self, collection: Collection | None) -> None:
-        self._collection, self.seen = collection, UniqueIds()
+        self._collection, self.seen = collection, set[int]()
         keys, digests = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)]
         for batch in () if collection is None else collection.scan(["id", "row_digest"]):
             keys.append(id_keys(batch["id"].to_pylist()))
@@ -345,7 +345,7 @@ def _encoded(
             yield from encoded
 
 
-def read_chunks(rows: Iterable[Row], size: int, seen: UniqueIds) -> Iterator[tuple[int, list[str], list[Row]]]:
+def read_chunks(rows: Iterable[Row], size: int, seen: set[int]) -> Iterator[tuple[int, list[str], list[Row]]]:
     """The number of the first row, the ids and the rows of each chunk; images stay undecoded where that is possible.
 
     Raises:
@@ -374,10 +374,7 @@ def read_chunks(rows: Iterable[Row], size: int, seen: UniqueIds) -> Iterator[tup
                     f"row {number}", f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})"
                 )
             ids.append(check_unicode(str(id_), f"row {number}"))
-        repeated = seen.add(id_keys(ids))
-        if repeated.any():
-            index = int(repeated.argmax())
-            raise repeated_id(ids[index], f"row {start + index}")
+        check_ids(ids, seen, start)
         yield start, ids, batch
         start += len(batch)
 
