@@ -68,7 +68,8 @@ def test_what_is_no_value_is_none(tmp_path):
     rows = [{"id": f"{n}", "text": "a", "metadata": {"price": value}} for n, value in enumerate(values)]
     collection = encode_collection(rows, tiny_encoder(), tmp_path / "c")
     assert collection.select("price is null") == ["1", "2"]
-    assert name_rows([{"id": float("nan")}, {"id": None, "group": float("nan")}]) is None
+    rows = [{"id": float("nan"), "text": "a"}, {"id": None, "group": float("nan"), "text": "b"}]
+    assert name_rows(rows) == ["text a", "text b"]
 
 
 def test_a_row_changes_its_kind(tmp_path):

@@ -179,7 +179,7 @@ class DataArguments:
             return load_pairs(path, only="both", **where, **options)
         if self.dataset_format == "queries":
             instruction = source.get("instruction") or self.instruction
-            named = {"instruction": instruction, "name": source.get("name")}
+            named: dict[str, Any] = {"instruction": instruction, "name": source.get("name")}
             return QueryTable(path, hard_negatives=self.hard_negatives, **where, **named)
         load = QUERY_FORMATS[self.dataset_format]
         values = vars(self) | {"datasets": tuple(self.datasets)} | where

@@ -69,14 +69,11 @@ def number_columns(rows: Sequence[Mapping[str, Any]], known: Collection[str]) ->
     columns = {}
     for name in rows[0].keys() - known if rows else ():
         values = [row.get(name) for row in rows]
-        if all(isinstance(number, int | float) for value in values for number in _as_list(value)):
+        numbers = [number for value in values for number in (value if isinstance(value, list) else [value])]
+        if all(isinstance(number, int | float) for number in numbers):
             with suppress(ValueError, TypeError, RuntimeError):  # lists of several lengths, or integers beyond 64 bits
                 columns[name] = torch.tensor(values)
     return columns
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -311,12 +311,10 @@ class _Table:
         return [
             name
             for name in matching(_NAMES["group"], self.names)
-            if name not in chosen["id"] and self._is_of_few_rows(name)
+            if name not in chosen["id"]
+            and (values := [value for value in self.first(name) if isinstance(value, str | int)])
+            and 1 < len({*values}) < len(values) <= _ROWS_OF_A_GROUP * len({*values})
         ]
-
-    def _is_of_few_rows(self, name: str) -> bool:
-        values = [value for value in self.first(name) if isinstance(value, str | int)]
-        return 1 < len({*values}) < len(values) <= _ROWS_OF_A_GROUP * len({*values})
 
 
 def _is_picture(value: Any, is_named: bool) -> bool:

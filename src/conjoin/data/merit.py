@@ -97,7 +97,7 @@ class MeritProducts(dict[str, MeritProduct]):
         if image.get("bytes"):
             return image
         inside = RowImages(self.folder, folders_beside(self.folder))
-        return inside.resolve(image.get("path"), f"{self}: the product {pid!r}")
+        return inside.check(image.get("path"), f"{self}: the product {pid!r}")
 
     def _product(self, row: dict[str, Any], index: int) -> MeritProduct:
         pid = product_id(row["idx"], f"{self}, row {index}")

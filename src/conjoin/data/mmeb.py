@@ -14,15 +14,12 @@ IMAGE_INSTRUCTIONS = (
     "Represent the given cropped image of the object",
 )
 """What the published rows have as the text of a candidate that is an image alone."""
-TRAINING_COLUMNS = {
-    f"{role}_{part}": column
-    for role, text, image in (
-        ("query", "qry", "qry_image_path"),
-        ("positive", "pos_text", "pos_image_path"),
-        ("negative", "neg_text", "neg_image_path"),
-    )
-    for part, column in (("text", text), ("image", image))
+TRAINING_COLUMNS = {"query_text": "qry", "query_image": "qry_image_path"} | {
+    f"{role}_{part}": f"{role[:3]}_{name}"
+    for role in ("positive", "negative")
+    for part, name in (("text", "text"), ("image", "image_path"))
 }
+"""The columns of the training rows, by their roles."""
 
 
 def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: str = "test") -> dict[str, Path]:

@@ -214,7 +214,7 @@ class PairReader:
         for place, (number, id_, name, of, cell, row) in enumerate(rows):
             found = read_images(cell)
             paths = found if isinstance(found, list) else [found] if found else []
-            words = [*map(texts_of, row)]
+            words: list[list[Any]] = [*map(texts_of, row)]
             if id_ is None and of and paths and text and not any(words):
                 self.further.append(number)
                 continue
@@ -261,7 +261,7 @@ class PairReader:
         try:
             if self.has_bytes:
                 return [check_image_path(path, self.images.folders, name) for path in paths]
-            return [self.images.resolve(path, name) for path in paths]
+            return [self.images.check(path, name) for path in paths]
         except MissingFileError as error:
             if self.only is not None or not has_text:
                 raise
@@ -300,9 +300,8 @@ class PairReader:
                 values.append(None)
                 if not self.skip:
                     self.problems[number] = error
-                elif name not in self.warned:
-                    self.warned.add(name)
-                    logger.warning("%s; it is no value, and so are others that are no numbers", error)
+                else:
+                    self._warn(name, "%s; it is no value, and so are others that are no numbers", error)
         return pa.array(values, pa.float64())
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
@@ -312,9 +311,8 @@ class PairReader:
             ItemError: Rows cannot be used, and such rows are not skipped; it is that of the first.
         """
         count, table = len(dataset), dataset.with_format("arrow")
-        starts = range(0, count, _ROWS_AT_ONCE)
-        blocks = [(start, min(start + _ROWS_AT_ONCE, count)) for start in starts]
-        pairs = pa.concat_tables([self.read(table[start:stop], range(start, stop)) for start, stop in blocks])
+        blocks = [range(count)[start : start + _ROWS_AT_ONCE] for start in range(0, count, _ROWS_AT_ONCE)]
+        pairs = pa.concat_tables([self.read(table[rows.start : rows.stop], rows) for rows in blocks])
         if len(self.lost) > 1 and pairs["image"].null_count == len(pairs):
             self.problems |= self.lost
         pairs = self._name_pairs(dataset, pairs)
@@ -331,12 +329,11 @@ class PairReader:
         pairs = _with(pairs, "id", pa.array(number_pairs(pairs["id"].to_pylist()), pa.string()))
         features = self._features(groups)
         stored = features.pop("image") if self.has_bytes and self.picture else None
-        result = datasets.Dataset(
-            datasets.table.InMemoryTable(self._result(pairs, features)), info=datasets.DatasetInfo(features=features)
-        )
+        table = datasets.table.InMemoryTable(self._result(pairs, features))
+        result = datasets.Dataset(table, info=datasets.DatasetInfo(features=features))
         if stored is not None:
             kept = dataset.select_columns([self.picture]).rename_columns({self.picture: "image"})
-            if len(owners) == count:
+            if np.array_equal(owners, np.arange(count)):
                 result = datasets.concatenate_datasets([result, kept], axis=1)
             else:
                 result = join_pairs(kept, owners, result)
@@ -375,9 +372,8 @@ class PairReader:
         features = self._features(bool(self.columns.group or kind == datasets.Json() or element_of(kind)))
 
         def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-            table = pa.Table.from_pydict(
-                {name: _written(cells, self.features[name]) for name, cells in batch.items()}, schema
-            )
+            cells = {name: _written(values, self.features[name]) for name, values in batch.items()}
+            table = pa.Table.from_pydict(cells, schema)
             pairs = self.read(table, numbers)
             if self.problems and not self.skip:
                 raise self.problems[min(self.problems)]
@@ -398,23 +394,23 @@ class PairReader:
         )  # fmt: skip
 
     def _tell(self, count: int | None = None) -> None:
-        """Say which rows are read by their text alone, and which are left out; once, of a stream."""
-        several = "some" if count is None else f"{len(self.lost)} of {count}"
-        if self.lost and "image" not in self.warned:
-            logger.warning(
-                "%s rows name an image that does not exist, and are read by their text; %s",
-                several, self.lost[min(self.lost)],
-            )  # fmt: skip
-            self.warned.add("image")
-        if self.further and "further" not in self.warned:
-            several = "some" if count is None else f"{len(self.further)} of {count}"
-            logger.warning(
-                "%s rows, such as row %d, only hold a further image of their %r, and are left out",
-                several, self.further[0], self.columns.group,
-            )  # fmt: skip
-            self.warned.add("further")
+        """Say which rows are read by their text alone, and which are left out."""
+        lost, further = ("some" if count is None else f"{len(rows)} of {count}" for rows in (self.lost, self.further))
+        if self.lost:
+            problem = self.lost[min(self.lost)]
+            message = "%s rows name an image that does not exist, and are read by their text; %s"
+            self._warn("image", message, lost, problem)
+        if self.further:
+            message = "%s rows, such as row %d, only hold a further image of their %r, and are left out"
+            self._warn("further", message, further, self.further[0], self.columns.group)
         self.lost.clear()
         self.further.clear()
+
+    def _warn(self, what: str, message: str, *values: Any) -> None:
+        """Warn once of each thing."""
+        if what not in self.warned:
+            self.warned.add(what)
+            logger.warning(message, *values)
 
     def _features(self, groups: bool) -> datasets.Features:
         """Return the columns of the result."""

@@ -94,25 +94,20 @@ class RowImages(NamedTuple):
             ItemError: There is none, its path may not be read, or Pillow does not read files of this kind.
             MissingFileError: There is no such file.
         """
-        images = read_images(cell)
-        if isinstance(images, list):
-            return [self.check(each, name) for each in images]
-        return self.resolve(images, name) if isinstance(images, str | None) else images
-
-    def resolve(self, path: str | None, name: str) -> str:
-        """Return the absolute path of an image; URLs and data URIs stay as they are.
-
-        Raises:
-            ItemError: As `check`.
-            MissingFileError: There is no such file.
-        """
-        file = check_image_path(path and self.absolute(path), self.folders, name)
+        image = read_images(cell)
+        if isinstance(image, list):
+            return [self.check(each, name) for each in image]
+        if not isinstance(image, str | None):
+            return image
+        file = check_image_path(image and self.absolute(image), self.folders, name)
         if is_uri(file):
             return file
         if not os.path.isfile(file):
             raise MissingFileError(name, f"image {file!r:.300}: no such file")
-        if not is_readable(Path(file)):
-            raise ItemError(name, f"image {file!r}: cannot be read; {remedy(Path(file).suffix.lower())}")
+        suffix = Path(file).suffix.lower()
+        if suffix in PICTURE_SUFFIXES and Image.registered_extensions().get(suffix) not in Image.OPEN:
+            heic = ', or `pip install "conjoin[heif]"` to read HEIC' if suffix in _HEIF_SUFFIXES else ""
+            raise ItemError(name, f"image {file!r}: cannot be read; convert them to PNG or JPEG{heic}")
         return file
 
     def absolute(self, path: str) -> str:
@@ -183,18 +178,6 @@ def is_inside(path: str, folders: tuple[str, ...]) -> bool:
 def is_picture(path: Path) -> bool:
     """Whether a file is a picture by its name."""
     return path.suffix.lower() in PICTURE_SUFFIXES
-
-
-def is_readable(path: Path) -> bool:
-    """Whether Pillow, with its installed plug-ins, reads pictures of this kind; files of other kinds may be tried."""
-    suffix = path.suffix.lower()
-    return suffix not in PICTURE_SUFFIXES or Image.registered_extensions().get(suffix) in Image.OPEN
-
-
-def remedy(suffix: str) -> str:
-    """What to do about pictures of a kind that cannot be read."""
-    convert = "convert them to PNG or JPEG"
-    return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if suffix in _HEIF_SUFFIXES else convert
 
 
 def interleave(text: str, images: Sequence[Any], name: str = "item") -> list[dict[str, Any]]:

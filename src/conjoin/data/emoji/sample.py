@@ -175,17 +175,9 @@ def emoji_concepts(language: str = "en", skin_tones: bool = False) -> list[Emoji
         tones = [SKIN_TONES[point] for point in points if point in SKIN_TONES]
         words = {*name_words(entry["en"]), *(_GENDER_SIGNS.get(point, "") for point in points[1:])}
         kind = _kind(points, words, base in people)
-        concepts.append(
-            EmojiConcept(
-                concept="-".join(points),
-                base="-".join(base),
-                text=text,
-                alternative_text=alternative,
-                kind=kind,
-                skin_tone="+".join(tones) or None,
-                gender=_gender(words) if kind == "person" else None,
-            )
-        )
+        gender = _gender(words) if kind == "person" else None
+        tone = "+".join(tones) or None
+        concepts.append(EmojiConcept("-".join(points), "-".join(base), text, alternative, kind, tone, gender))
     return concepts
 
 

@@ -40,20 +40,17 @@ def symmetric_triplets(
         if not concept.alternative_text:
             continue
         negative = max(concepts, key=lambda other: _confusability(concept, other))
-        triplets.append(
-            {
-                "id": f"{concept.concept}/{query_style}-{positive_style}",
-                "query_image": images[query_style][concept.concept],
-                "query_text": concept.text,
-                "positive_image": images[positive_style][concept.concept],
-                "positive_text": concept.alternative_text,
-                "negative_image": images[positive_style][negative.concept],
-                "negative_text": negative.alternative_text or negative.text,
-                "variant_image": None,
-                "variant_text": None,
-                "kind": None,
-            }
-        )
+        theirs = images[positive_style]
+        items = {
+            "query": (images[query_style][concept.concept], concept.text),
+            "positive": (theirs[concept.concept], concept.alternative_text),
+            "negative": (theirs[negative.concept], negative.alternative_text or negative.text),
+            "variant": (None, None),
+        }
+        triplet = {"id": f"{concept.concept}/{query_style}-{positive_style}", "kind": None}
+        for role, (image, text) in items.items():
+            triplet |= {f"{role}_image": image, f"{role}_text": text}
+        triplets.append(triplet)
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)
 
 
