@@ -18,7 +18,7 @@ from solar_demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 from torch import Tensor
 from transformers.utils import logging
 
-from conjoin.data import load_pairs, load_training_pairs
+from conjoin.data import DataArguments, load_pairs
 from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
@@ -68,7 +68,7 @@ def _train(recipe: str, folder: Path, *flags: str) -> RetrievalTrainer:
 
 def _mine(trainer: RetrievalTrainer, source: str, folder: Path) -> None:
     """Mine the nearest scenes by the fused embedding of stage 1, from the cached features."""
-    rows, features = load_training_pairs(source), cast(CachedFeatures, trainer.train_dataset)
+    rows, features = DataArguments(dataset_name=source).load()[0], cast(CachedFeatures, trainer.train_dataset)
     model, dtype = cast(JointEncoderModel, trainer.encoder), _dtype(trainer)
 
     def vectors(view: str, places: list[int]) -> Tensor:
