@@ -11,8 +11,7 @@ affect less than wall time. The variants, each closer to what an embedding needs
     whole, all tokens   patches by a matrix product instead of a convolution; on a CPU few images at once
     whole               the same with `use_shortcuts`
     pruned, all tokens  12 layers, no shortcuts
-    + one readout       12 layers, the last one for the readout token only
-    pruned              the same with the common prefix of a batch computed once: all of `use_shortcuts`
+    pruned              12 layers, the last one for the readout token only: `use_shortcuts`
 
 Operations are counted (`torch.utils.flop_counter`). Loading is measured in a separate process for each model and
 input: seconds, bytes of tensors read, and the peak of resident memory above that of the imports.
@@ -57,7 +56,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from conjoin.hub import pruned_checkpoint
 from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
-from conjoin.models.shortcuts import PREFIX, Shortcuts, after_prefix, make_readable
+from conjoin.models.shortcuts import Shortcuts, make_readable
 from conjoin.processing import MllmRetrieverProcessor
 
 LAYERS, KEEP = 28, 12
@@ -192,7 +191,6 @@ def make_variants(folder: Path) -> Variants:
         "whole, all tokens": Retriever(whole, None),
         "whole": Retriever(whole, Shortcuts()),
         "pruned, all tokens": Retriever(pruned, None),
-        "+ one readout": Retriever(pruned, Shortcuts({PREFIX: False})),
         "pruned": Retriever(pruned, Shortcuts()),
     }
 
@@ -354,15 +352,14 @@ def count_on_meta(args: argparse.Namespace) -> list[dict[str, Any]]:
                 kept = MllmRetrieverConfig(backbone_config=config, keep_layers=keep, ret_token_id=1)
                 language = MllmRetrieverModel(kept).eval().text_model
                 tokens, at = torch.empty(count, length, width), torch.zeros(count, dtype=torch.long)
-            shared = 14 if 8 * 14 >= length else 0
             inputs = {"inputs_embeds": tokens, "use_cache": False}
 
-            def run(language: nn.Module = language, inputs: dict = inputs, shared: int = 0, **kwargs: object) -> None:
-                language(**(after_prefix(language, shared, inputs) if shared else inputs), **kwargs)
+            def run(language: nn.Module = language, inputs: dict = inputs, **kwargs: object) -> None:
+                language(**inputs, **kwargs)
 
             row[f"{keep} layers"] = operations(run)[0] // count
             make_readable(language.layers[-1])
-            row[f"{keep} layers, shortcuts"] = operations(partial(run, shared=shared, readout=at))[0] // count
+            row[f"{keep} layers, shortcuts"] = operations(partial(run, readout=at))[0] // count
         rows.append(row)
     return rows
 

@@ -16,7 +16,6 @@ KEEP = 3
 VIEWS = ("image", "text", "fused")
 INSTRUCTION = "Find the picture that shows what the text says."
 SHORT = ["a red box", "7 more"] * 4
-"""Under the instruction they share most of their prompts."""
 TEXTS = ["a red box", "7", "more words than those", "a long text " * 30, "blue"]
 every_mllm = pytest.mark.parametrize("name", MLLMS)
 
@@ -84,10 +83,9 @@ def test_what_is_left_out(name, build, pairs):
     batch = processor(SHORT, instruction=INSTRUCTION)
     states(model, batch)
     rows, length = batch["input_ids"].shape
-    shared = int((batch["input_ids"] == batch["input_ids"][0]).all(0).int().cumprod(0).sum())
     with watched(model) as shapes:
         states(model, batch)
-        assert shapes == [(1, shared)] * KEEP + [(rows, length - shared)] * (KEEP - 1) + [(rows, 1)]
+        assert shapes == [(rows, length)] * (KEEP - 1) + [(rows, 1)]
         shapes.clear()
         plain(model, batch)
         assert shapes == [(rows, length)] * KEEP
@@ -149,7 +147,7 @@ def test_training_has_the_same_gradients(name, views, checkpointed, build, messa
         torch.testing.assert_close(found[parameter], gradient, rtol=0, atol=1e-6 * float(largest))
 
 
-def test_training_shares_no_prefix_and_pads_little(build):
+def test_training_pads_little(build):
     model, processor = build("qwen2_vl")
     model.train()
     model.norm.eval()
@@ -167,17 +165,6 @@ def test_training_shares_no_prefix_and_pads_little(build):
     assert shapes == [*groups[0], *groups[1]] * 2
 
 
-def lose_cache(module, args, kwargs):
-    """As transformers 5.24 did for who read the old name of the cache."""
-    if "readout" in kwargs:
-        return args, kwargs | {name: None for name in ("cache", "past_key_values") if name in kwargs}
-
-
-def rename_cache(module, args, kwargs):
-    if "readout" in kwargs:
-        return args, {"kv" if name in ("cache", "past_key_values") else name: value for name, value in kwargs.items()}
-
-
 def turn_further(module, args, kwargs):
     if "readout" in kwargs:
         return args, kwargs | {"position_embeddings": tuple(each.flip(1) for each in kwargs["position_embeddings"])}
@@ -189,13 +176,7 @@ def drop_mask(module, args, kwargs):
 
 @every_mllm
 @pytest.mark.parametrize(
-    ("broken", "named"),
-    [
-        (lose_cache, "shared prefix"),
-        (rename_cache, "last layer for the readout alone"),
-        (turn_further, "last layer for the readout alone"),
-        (drop_mask, "all views in one pass"),
-    ],
+    ("broken", "named"), [(turn_further, "last layer for the readout alone"), (drop_mask, "all views in one pass")]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_broken_one_is_off_with_one_warning(name, broken, named, dtype, build, pairs):

@@ -1,10 +1,9 @@
-"""Shortcuts of MLLM retrievers: one readout in the last layer, one pass of a shared prefix, one pass for all views.
+"""Shortcuts of MLLM retrievers: one readout in the last layer, and one pass for all views.
 
 They rely on parts of transformers that may change, so each compares its vectors with those of the plain path before it
 is used. The code of an exported folder has the plain path alone.
 """
 
-import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +15,19 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.modeling_mllm_retriever import DEEPSTACK_INPUTS, ImageFeatures, Prompts
 from conjoin.models.mllm_retriever.prompt_rows import move_to_front
 
-LAST_LAYER, PREFIX, VIEWS = "last layer for the readout alone", "shared prefix", "all views in one pass"
+LAST_LAYER, VIEWS = "last layer for the readout alone", "all views in one pass"
 LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
 """Their layers are alike: norm, attention with rotary heads, norm, feed-forward."""
 MASKED = ("eager", "sdpa")
 """Implementations of attention that accept a mask of pairs of tokens."""
 LEAST_SAVED_TOKENS = 256
-"""What fewer tokens cost is not worth the test, nor a second pass, which on a GPU reads all weights again."""
+"""What fewer tokens cost is not worth the test."""
 GROUP_TOKENS = 1024
 """About how many tokens of prompts a CPU trains on at once."""
 TOLERANCE = 1e-4
@@ -85,7 +84,7 @@ class Shortcuts:
 
     Args:
         works: Whether to use a shortcut. The others are tested before their first use.
-        least_saved_tokens: Run the last layer alone, or a prefix once, if this saves as many tokens.
+        least_saved_tokens: Run the last layer for the readout alone if this saves as many tokens.
     """
 
     def __init__(self, works: dict[str, bool] | None = None, least_saved_tokens: int = LEAST_SAVED_TOKENS) -> None:
@@ -116,29 +115,15 @@ class Shortcuts:
         saves = view.input_ids.numel() - len(at) >= self.least_saved_tokens
         images_end = len(inputs.get(DEEPSTACK_INPUTS[1], ()))  # layers that image features follow
         is_last_alone = saves and images_end < len(language.layers) and self._is_right(LAST_LAYER, model)
-        shared = 0 if _needs_gradient(model) else self._shared_length(view, at)
-        if shared and self._is_right(PREFIX, model):
-            inputs, at = after_prefix(language, shared, inputs), at - shared
         if is_last_alone:
             make_readable(language.layers[-1])
             return model.norm(language(**inputs, readout=at).last_hidden_state[:, 0])
         return model.norm(_at(language(**inputs).last_hidden_state, at))
 
-    def _shared_length(self, view: Prompts, at: Tensor) -> int:
-        """Return the length of the prefix that all prompts share, before any image or readout position.
-
-        Zero if a second pass would cost more than it saves: less than an eighth of the tokens, or few rows.
-        """
-        rows, length = view.input_ids.shape
-        same = (view.input_ids == view.input_ids[:1]).all(0) & (view.image_rows == 0).all(0)
-        shared = int(torch.minimum(same.cumprod(0).sum(), at.min()))
-        return shared if shared * (rows - 1) >= self.least_saved_tokens and 8 * shared >= length else 0
-
     def _read_together(self, model: MllmRetrieverModel, prompts: Prompts, masks: Tensor) -> Tensor | None:
         """Return the states `(V * N, D)` of views `(V, N, T)` from one pass of the language model.
 
-        None if a token of two views stands behind one that only one of them has: its states differ. In a prompt whose
-        image comes first, views share a prefix only.
+        None if a token of two views stands behind one that only one of them has: its states differ.
         """
         differ = (masks[:, None] != masks).cumsum(-1) > 0
         can_pack = model.text_model.config._attn_implementation in MASKED
@@ -165,7 +150,7 @@ class Shortcuts:
     def _is_right(self, name: str, model: MllmRetrieverModel) -> bool:
         """Whether a shortcut gives the vectors of the plain path, together with those that are in use already."""
         if name not in self.works:
-            trial = Shortcuts(dict.fromkeys((LAST_LAYER, PREFIX, VIEWS), False) | self.works | {name: True}, 1)
+            trial = Shortcuts(dict.fromkeys((LAST_LAYER, VIEWS), False) | self.works | {name: True}, 1)
             try:
                 distance = _distance(model, trial, all_views=name == VIEWS)
                 problem = "" if distance <= TOLERANCE else f"vectors change by {distance:.0e}"
@@ -191,7 +176,7 @@ def _read_last_layer(layer: Any, forward: Any, hidden_states: Tensor, readout: A
     """Run a decoder layer on `(N, T, D)`, at one position per row if given: all keys and values, one query."""
     if readout is None:
         return forward(hidden_states, **kwargs)
-    attention, cache = layer.self_attn, kwargs["cache"] if "cache" in kwargs else kwargs["past_key_values"]
+    attention = layer.self_attn
     parts = dict(attention.named_children())  # Qwen3 normalises its heads
     angles = [table.expand(len(readout), -1, -1) for table in kwargs["position_embeddings"]]
     normed = layer.input_layernorm(hidden_states)
@@ -204,24 +189,11 @@ def _read_last_layer(layer: Any, forward: Any, hidden_states: Tensor, readout: A
     normed_there, *angles_there = (_at(table, readout)[:, None] for table in (normed, *angles))
     query = _rotate(heads("q", normed_there), *angles_there)
     key, value = _rotate(heads("k", normed), *angles), heads("v", normed)
-    if cache is not None:
-        key, value = cache.update(key, value, attention.layer_idx)
-    before = key.shape[2] - hidden_states.shape[1]
-    seen = torch.arange(key.shape[2], device=readout.device) <= (readout + before)[:, None, None, None]
+    seen = torch.arange(key.shape[2], device=readout.device) <= readout[:, None, None, None]
     grouped = query.reshape(len(readout), key.shape[1], -1, attention.head_dim)  # group the heads that share keys
     attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=seen, scale=attention.scaling)
     states = _at(hidden_states, readout) + attention.o_proj(attended.flatten(1))
     return (states + layer.mlp(layer.post_attention_layernorm(states)))[:, None]
-
-
-def after_prefix(language_model: nn.Module, shared: int, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Run the first `shared` tokens for one row; return the inputs for the other tokens of all rows."""
-    cache, tokens = DynamicCache(), inputs["inputs_embeds"]
-    name = "cache" if "cache" in inspect.signature(language_model.forward).parameters else "past_key_values"
-    language_model(inputs_embeds=tokens[:1, :shared], use_cache=False, **{name: cache})
-    cache.batch_repeat_interleave(len(tokens))
-    rest = {key: value[..., shared:] if isinstance(value, Tensor) else value for key, value in inputs.items()}
-    return rest | {"inputs_embeds": tokens[:, shared:], name: cache}
 
 
 def _rows(view: Prompts, rows: Tensor, end: int) -> Prompts:
