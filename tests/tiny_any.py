@@ -16,6 +16,8 @@ from tiny_mllms import CHAT, tokenizer
 
 DEPTH = 4
 VOCABULARY = 400
+LARGEST = 20_000_000
+"""Parameters of a model that is built."""
 SIZES = {
     r"hidden_size|embed_dim|d_model|dim|out_hidden_size|projection_dim|text_hidden_size|embedding_dim|vision_output_dim"
     r"|hidden_size_per_layer_input|output_proj_dims|lm_hidden_size|merger_hidden_size|adapter_hidden_size": 32,
@@ -180,6 +182,10 @@ def make_any(name):
     words = processor.tokenizer
     set_tokens(config, words)
     config = type(config).from_dict(config.to_dict())
+    with torch.device("meta"):
+        count = sum(each.numel() for each in AutoModel.from_config(config).parameters())
+    if count > LARGEST:
+        raise MemoryError(f"a tiny {name} has {count / 1e6:.0f} M parameters")
     model = AutoModel.from_config(config).eval()
     with torch.no_grad():  # library initialisations are so small that all embeddings would be alike
         for parameter in model.parameters():
