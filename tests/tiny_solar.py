@@ -1,5 +1,6 @@
 """Tiny rows and trainers of SOLAR's two stages."""
 
+import torch
 from PIL import ImageOps
 
 from conjoin.trainers.solar import (
@@ -9,6 +10,7 @@ from conjoin.trainers.solar import (
     SolarStage2Rows,
     SolarStage2Trainer,
 )
+from conjoin.trainers.solar_masks import ConstructedSamples
 from tiny_training import SETTINGS, make_encoder, make_rows, without_dropout
 
 
@@ -57,6 +59,13 @@ def make_stage(stage, checkpoints, folder, rows=None, **arguments):
     trainer = {1: stage1, 2: stage2}[stage](folder, *frozen_encoder(checkpoints), rows, **arguments)
     trainer.model.eval()
     return trainer, trainer.data_collator([trainer.train_dataset[index] for index in range(len(rows))])
+
+
+def everything_but_the_first(image_scores, image_mask, _t, text_scores, text_mask, *_):
+    """Samples that are not drawn, in place of `construct_samples`."""
+    image, text = torch.ones(4, *image_scores.shape), torch.ones(4, *text_scores.shape)
+    image[:, :, 0] = text[2:, :, 1] = 0
+    return ConstructedSamples(image.double(), text.double(), torch.ones(4, len(text_mask), dtype=torch.bool))
 
 
 def move_to(trainer, progress):

@@ -37,7 +37,7 @@ def run_two_ranks(module, folder, *arguments, **variables):
         for rank in range(2)
     ]  # fmt: skip
     try:
-        end = time.monotonic() + 240
+        end = time.monotonic() + 400
         while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
             assert time.monotonic() < end, "the ranks hang"
             time.sleep(0.1)

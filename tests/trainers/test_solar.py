@@ -28,7 +28,6 @@ from conjoin.trainers.solar import (
     SolarStage2Trainer,
 )
 from conjoin.trainers.solar_masks import (
-    ConstructedSamples,
     align,
     construct_samples,
     fit_threshold,
@@ -37,7 +36,7 @@ from conjoin.trainers.solar_masks import (
     separation,
     window_scores,
 )
-from tiny_solar import frozen_encoder, make_stage, mined, move_to, stage1, stage2, texts
+from tiny_solar import everything_but_the_first, frozen_encoder, make_stage, mined, move_to, stage1, stage2, texts
 from tiny_training import SETTINGS, cached_step, make_encoder, plain_step, without_dropout
 
 FRESH = {"output_dir": "unused", "use_cpu": True}
@@ -171,12 +170,6 @@ def test_frozen_towers_run_as_if_they_were_cached(tiny_checkpoints, tmp_path, st
     encoder.text_model.requires_grad_(True)
     trainer.model.train()(**batch)
     assert all(module.training for module in encoder.text_model.modules())
-
-
-def everything_but_the_first(image_scores, image_mask, _t, text_scores, text_mask, *_):
-    image, text = torch.ones(4, *image_scores.shape), torch.ones(4, *text_scores.shape)
-    image[:, :, 0] = text[2:, :, 1] = 0
-    return ConstructedSamples(image.double(), text.double(), torch.ones(4, len(text_mask), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "gcl_weight": 0.5}])

@@ -1,5 +1,6 @@
 """Two ranks take the step that one process takes on the full batch."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -8,19 +9,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tiny_coral
+from conjoin.trainers import solar
 from conjoin.trainers.gradient_cache import average_gradients
+from tiny_solar import everything_but_the_first
+from tiny_trainers import make_any
 from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 from two_ranks import run_two_ranks
 
 pytestmark = pytest.mark.slow
 
+METHODS = ("PUMA 1", "PUMA 2", "SOLAR 1", "SOLAR 2", "Coral, partial")
+"""Of `tiny_trainers.TRAINERS`."""
 CASES = [
-    *(("contrastive", 0, 1, 0), ("contrastive", 2, 1, 0), ("gcl", 0, 1, 0), ("gcl", 2, 1, 0), ("gcl", 2, 2, 0)),
-    *(("contrastive", 0, 1, 10), ("gcl", 3, 2, 12), ("coral", 0, 1, 0), ("coral", 2, 1, 0)),
-    ("gcl", 0, 1, 0, "stream"),
+    *(("contrastive", 0, 1, 10), ("gcl", 0, 1, 0), ("gcl", 2, 1, 0), ("gcl", 3, 2, 12), ("gcl", 0, 1, 0, "stream")),
+    *((method, chunk_size, 1, 0) for method in METHODS for chunk_size in (0, 2)),
 ]
 """The method, rows of a chunk (0: any), accumulated batches, tokens of a chunk, and whether the rows stream."""
+ROWS = 4
+"""Of a batch of each of two ranks. SOLAR's statistics are those of a rank, so one process takes such chunks."""
 
 
 def case_name(case):
@@ -34,9 +40,12 @@ def run_case(checkpoints, folder, method, chunk_size, accumulation, chunk_tokens
         "gradient_cache_chunk_tokens": chunk_tokens, "max_grad_norm": 0.0, "per_device_eval_batch_size": 3,
         "gradient_accumulation_steps": accumulation, "train_sampling_strategy": "sequential",
     }  # fmt: skip
-    if method == "coral":  # some targets lack a part
-        model, rows = tiny_coral.make_model(checkpoints["qwen2_vl"]), tiny_coral.Products(16, partial=True)
-        trainer = tiny_coral.make_trainer(*model, folder, rows, decoded_rows=3, **settings)
+    if method in METHODS:
+        more = {"decoded_rows": 3} if "Coral" in method else {}
+        trainer = make_any(method, checkpoints, checkpoints["qwen2_vl"], folder, rows=16, **more, **settings)
+        if isinstance(teacher := getattr(trainer, "teacher", None), torch.nn.Module):  # not a submodule
+            teacher.double()
+        solar.construct_samples = everything_but_the_first  # which is drawn
     else:
         model, processor = make_encoder(checkpoints)
         without_dropout(model)
@@ -95,7 +104,7 @@ def main(checkpoints, folder):
     """What each rank runs."""
     rank, found = int(os.environ["RANK"]), {}
     for name, case in zip(map(case_name, CASES), CASES, strict=True):
-        weights, _, found[name] = run_case(checkpoints, folder, *case, batch_size=4)
+        weights, _, found[name] = run_case(checkpoints, folder, *case, batch_size=ROWS)
         if rank == 0:
             save_file(weights, f"{folder}/{name}.safetensors")
     found["whole"] = query_steps(checkpoints, f"{folder}/queries")
@@ -123,12 +132,20 @@ def ranks(folder):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_two_ranks_equal_one_process(folder, ranks, checkpoints, tmp_path, case):
-    method, _, accumulation, _, *kind = case
-    expected, moved, (processes, logs, metrics) = run_case(
-        checkpoints, tmp_path, method, 0, accumulation, 0, *kind, batch_size=8
+@pytest.fixture(scope="module")
+def alone(checkpoints, tmp_path_factory):
+    """What one process makes of a case."""
+    return functools.cache(
+        lambda *case: run_case(checkpoints, tmp_path_factory.mktemp("alone"), *case, batch_size=2 * ROWS)
     )
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_two_ranks_equal_one_process(folder, ranks, alone, case, monkeypatch):
+    method, chunk_size, accumulation, _, *kind = case
+    chunk_size = (chunk_size or ROWS) if "SOLAR" in method else 0
+    monkeypatch.setattr(solar, "construct_samples", everything_but_the_first)
+    expected, moved, (processes, logs, metrics) = alone(method, chunk_size, accumulation, 0, *kind)
     assert moved > 1e-4 and processes == 1
     found = load_file(folder / f"{case_name(case)}.safetensors")
     for name, weight in expected.items():
