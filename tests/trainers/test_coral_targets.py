@@ -1,14 +1,13 @@
 """What Coral reconstructs: a target's own tokens, the masks of each modality; its decoders and the language head."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from conjoin.trainers.coral import IMAGE, ReconstructionDecoder, choose_masked, load_language_head
+from conjoin.trainers.coral import IMAGE, CoralConfig, ReconstructionDecoder, choose_masked, find_language_head
 from tiny_coral import Products, make_model, make_trainer, picture
 from tiny_mllms import MLLMS
 
@@ -134,27 +133,19 @@ def test_a_decoder_is_attention_and_feed_forward_with_a_norm_behind_each_and_a_l
 
 
 @pytest.mark.parametrize("shards", [True, False])
-def test_the_config_says_whether_the_head_is_tied(shards, mllm_checkpoints, tmp_path):
+def test_the_language_head_is_that_in_the_files(shards, mllm_checkpoints, tmp_path):
     folder, mllm = mllm_checkpoints("qwen2_vl")
-    weights = mllm.state_dict()
-    head = weights.pop("lm_head.weight")
+    model, _ = make_model(folder)
+    weights = {name: value.clone() for name, value in mllm.state_dict().items()}
+    config = CoralConfig("unused", use_cpu=True, language_head=str(tmp_path))
 
-    def read(tensors, tied, tied_text):
-        config = json.loads((Path(folder) / "config.json").read_text())
-        for level, value in ((config, tied), (config["text_config"], tied_text)):
-            level.pop("tie_word_embeddings", None)
-            level |= {} if value is None else {"tie_word_embeddings": value}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+    def read(tensors):
         save_file(tensors, tmp_path / "model.safetensors")
         if shards:
             index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
             (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        return load_language_head(tmp_path)
+        return find_language_head(model, config)
 
-    both = weights | {"lm_head.weight": head}
-    for tied, tied_text in ((False, False), (False, True), (None, False)):  # the last as InternVL is converted
-        assert torch.equal(read(both, tied, tied_text), head)
-    assert read(both, True, True) is None  # a stale copy
-    assert read(weights, None, True) is None
-    with pytest.raises(ValueError, match=r"tie_word_embeddings=false, but no file has 'lm_head.weight'"):
-        read(weights, False, False)
+    assert torch.equal(read(weights), weights["lm_head.weight"])
+    del weights["lm_head.weight"]  # tied to the input embeddings
+    assert read(weights) is None

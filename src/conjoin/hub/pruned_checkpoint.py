@@ -3,8 +3,9 @@
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def load_pruned_backbone(
         ValueError: The checkpoint lacks weights of the backbone or has other sizes, so it belongs to another model; or
             a shard is damaged.
     """
-    folder, shards = _find_shards(checkpoint, config.get_text_config().num_hidden_layers, revision)
+    keep = partial(_is_kept, depth=config.get_text_config().num_hidden_layers)
+    folder, shards = find_shards(checkpoint, keep, revision)
     model_class: Any = AutoModel._model_mapping[type(config)]
     with ExitStack() as files:
         tensors = {}
@@ -61,7 +63,7 @@ def load_pruned_backbone(
             try:
                 file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
                 for name in names if names is not None else file.keys():
-                    if _is_kept(name, config.get_text_config().num_hidden_layers):
+                    if keep(name):
                         tensors[name] = file.get_slice(name)  # read when copied into the model
             except SafetensorError as error:
                 raise ValueError(f"{checkpoint!r}: {shard} is truncated or damaged: {error}") from error
@@ -76,14 +78,28 @@ def load_pruned_backbone(
     return model
 
 
-def _find_shards(checkpoint: str, depth: int, revision: str | None) -> tuple[Path, dict[str, list[str] | None]]:
-    """Return the folder and its required files, each with its tensor names (None: unknown before opening)."""
+def find_shards(
+    checkpoint: str, keep: Callable[[str], bool], revision: str | None = None
+) -> tuple[Path, dict[str, list[str] | None]]:
+    """Return the folder of a checkpoint and the files of its weights that are needed, which are downloaded.
+
+    Args:
+        checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
+        keep: Whether a tensor of a name is needed.
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        The folder, and the names of the needed tensors by file; None where they are not known before it is opened.
+
+    Raises:
+        FileNotFoundError: There are no safetensors weights, or a file is missing.
+    """
     folder = fetch_small_files(checkpoint, revision)
     shards: dict[str, list[str] | None] = {SINGLE: None}
     if (folder / INDEX).is_file():
         shards = {}
         for name, shard in json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].items():
-            if _is_kept(name, depth):
+            if keep(name):
                 shards.setdefault(shard, []).append(name)  # type: ignore[union-attr]
     if not Path(checkpoint).is_dir():
         folder = Path(snapshot_download(checkpoint, revision=revision, allow_patterns=list(shards)))
@@ -126,7 +142,8 @@ def cut_checkpoint(
         raise ValueError(f"keep_layers={keep_layers} of a {kind!r}; expected {least} to {depth}: it has {depth} layers"
                          + (f", and image features enter the first {least}" if least > 1 else ""))  # fmt: skip
     kept = [*range(keep_layers - 1), depth - 1 if keep_last else keep_layers - 1]
-    folder, shards = _find_shards(str(checkpoint), depth if keep_last else keep_layers, revision)
+    needed = partial(_is_kept, depth=depth if keep_last else keep_layers)
+    folder, shards = find_shards(str(checkpoint), needed, revision)
     with tempfile.TemporaryDirectory() as work, ExitStack() as files:
         names: dict[str, str] = {}
         for number, shard in enumerate(shards):
@@ -176,4 +193,4 @@ def _cut_settings(settings: dict[str, Any], depth: int, kept: Sequence[int]) -> 
     settings["num_hidden_layers"] = len(kept)
 
 
-__all__ = ["cut_checkpoint", "fetch_small_files", "load_pruned_backbone"]
+__all__ = ["cut_checkpoint", "fetch_small_files", "find_shards", "load_pruned_backbone"]

@@ -1,14 +1,11 @@
 """Coral: contrastive learning, and masked reconstruction of the target from the query's and the target's state."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -17,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import QueryRows
-from conjoin.hub.pruned_checkpoint import INDEX, SINGLE, fetch_small_files
+from conjoin.hub.pruned_checkpoint import fetch_small_files, find_shards
 from conjoin.losses import embedding_reconstruction, mean_over_devices, mean_over_rows, token_reconstruction
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.prompt_rows import move_to_front
@@ -405,7 +402,11 @@ class ReconstructionDecoder(nn.Module):
 
 
 def find_language_head(model: MllmRetrieverModel, args: CoralConfig) -> Tensor | None:
-    """Return the frozen output embeddings `(V, D)` of the language decoder, as `CoralConfig.language_head` says."""
+    """Return the frozen output embeddings `(V, D)` of the language decoder, as `CoralConfig.language_head` says.
+
+    Only the file that holds the head is downloaded and opened. None if no file has one: then it is tied to the input
+    embeddings.
+    """
     name = str(args.language_head or model.config.backbone_config.name_or_path)
     if not args.weights or "language" not in args.reconstruct or name in ("", "None"):  # of a saved retriever
         return None
@@ -413,39 +414,10 @@ def find_language_head(model: MllmRetrieverModel, args: CoralConfig) -> Tensor |
         config = AutoConfig.from_pretrained(fetch_small_files(name), trust_remote_code=False)
         if config.get_text_config().num_hidden_layers > model.config.keep_layers:
             return None
-    head = load_language_head(name)
-    return None if head is None else head.to(args.device)
-
-
-def load_language_head(checkpoint: str | Path) -> Tensor | None:
-    """Read the head `(V, D)` of an MLLM; None if its config ties the head to the input embeddings.
-
-    `tie_word_embeddings` counts where `config.json` has it, the MLLM's own before its language model's: the classes
-    of transformers have other defaults for MLLMs than for language models (InternVL). Only the file that holds the
-    head is downloaded and opened.
-
-    Args:
-        checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-
-    Raises:
-        ValueError: The config does not tie the head, and no file has it.
-    """
-    checkpoint = str(checkpoint)
-    folder, shard = fetch_small_files(checkpoint), SINGLE
-    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    parts = (stored, stored.get("text_config") or {})
-    said = [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
-    if (said or [AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings])[0]:
-        return None
-    if (folder / INDEX).is_file():
-        files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        shard = next((file for name, file in files.items() if name.endswith(HEAD)), "")
-    if shard and not Path(checkpoint).is_dir():
-        folder = Path(snapshot_download(checkpoint, allow_patterns=[shard]))
-    if shard:
+    folder, shards = find_shards(name, lambda key: key.endswith(HEAD))
+    for shard in shards:
         with safe_open(str(folder / shard), framework="pt") as file:
-            name = next((name for name in file.keys() if name.endswith(HEAD)), None)
-            if name is not None:
-                head: Tensor = file.get_tensor(name)
-                return head
-    raise ValueError(f"{checkpoint}: its config has tie_word_embeddings=false, but no file has '{HEAD}'")
+            for key in filter(lambda key: key.endswith(HEAD), file.keys()):
+                head: Tensor = file.get_tensor(key)
+                return head.to(args.device)
+    return None

@@ -286,14 +286,10 @@ def construct_samples(
     coin = _uniform((len(image_scores),), image_scores.device, generator) < 0.5
     from_image = has_image & (coin | ~has_text)
     both = has_image & has_text
-    shared_patches = _draw(image_in, generator) & from_image[:, None]
-    private_patches = _draw(image_out, generator)
-    both_patches = _draw(image_in, generator) & both[:, None]
-    shared_words = _draw(text_in, generator) & ~from_image[:, None]
-    private_words = _draw(text_out, generator)
-    both_words = _draw(text_in, generator) & both[:, None]
-    dropped_segments = torch.stack([shared_patches, private_patches, torch.zeros_like(image_in), both_patches])
-    dropped_tokens = torch.stack([shared_words, torch.zeros_like(text_in), private_words, both_words])
+    one, out, two = (_draw(part, generator) for part in (image_in, image_out, image_in))
+    dropped_segments = torch.stack([one & from_image[:, None], out, torch.zeros_like(out), two & both[:, None]])
+    one, out, two = (_draw(part, generator) for part in (text_in, text_out, text_in))
+    dropped_tokens = torch.stack([one & ~from_image[:, None], torch.zeros_like(out), out, two & both[:, None]])
     dropped_patches = dropped_segments.gather(2, segments.expand(len(ROLES), -1, -1)) & present
     valid = torch.stack([has_image | has_text, image_out.any(1), text_out.any(1), both])
     return ConstructedSamples((~dropped_patches).float(), (~dropped_tokens).float(), valid)
