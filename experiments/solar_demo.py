@@ -22,7 +22,7 @@ from conjoin.data import DataArguments, load_pairs
 from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
-from conjoin.retrieval.collection_table import check_place
+from conjoin.retrieval.collection import check_place
 from conjoin.trainers import CachedFeatures, RetrievalTrainer, load_recipe, recipe_folder, train
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}

@@ -135,7 +135,7 @@ def test_words_and_vectors_together(model, data, shop, search, capsys):
     for ranking, least in (("default", 1), ("words", 0.9)):
         (best,) = search("--text", "ornage", "--ranking", ranking, "-k", 1, image=None)["results"]
         assert best["id"] == "orange" and (best["score"] > least) == (ranking == "default")
-    with pytest.raises(ValueError, match="--ranking words finds the words of --text: pass one"):
+    with pytest.raises(ValueError, match="it has no words to rank by"):
         search("--ranking", "words")
     conjoin("search", shop, "--text", "zzzqqq", "--ranking", "words")
     assert "or has one of the words" in capsys.readouterr().out

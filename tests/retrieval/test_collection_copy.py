@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from conjoin.retrieval import Collection, encode_collection
+from conjoin.retrieval.collection import index_names
 from conjoin.retrieval.collection_copy import copy_collection
-from conjoin.retrieval.collection_table import index_names
 from tiny_encoder import tiny_encoder
 
 

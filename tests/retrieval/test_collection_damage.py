@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from conjoin.retrieval import Collection, encode_collection, open_collection
-from conjoin.retrieval.collection_table import published_version
+from conjoin.retrieval.collection import published_version
 from conjoin.storage import DamagedError
 from damage import wrong_after_damage
 from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made
@@ -60,7 +60,7 @@ def damaged(folder, name, read, right, is_named=True):
 @pytest.mark.slow
 def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     if is_large:  # as a collection of which only newer files are hashed
-        monkeypatch.setattr("conjoin.retrieval.collection_table._SMALL", 0)
+        monkeypatch.setattr("conjoin.retrieval.collection._SMALL", 0)
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
     right = answers(folder)
@@ -115,7 +115,7 @@ def test_verify_hashes_what_opening_passes_over(whole, tmp_path, monkeypatch):
     """A file that kept its size and time is hashed again by `verify` alone."""
     import os
 
-    monkeypatch.setattr("conjoin.retrieval.collection_table._SMALL", 0)
+    monkeypatch.setattr("conjoin.retrieval.collection._SMALL", 0)
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
     collection = Collection(folder)

@@ -14,7 +14,7 @@ from lancedb.table import LanceTable
 from PIL import Image
 
 from conjoin.retrieval import Changes, Collection, encode_collection
-from conjoin.retrieval.collection_table import open_table
+from conjoin.retrieval.collection import open_table
 from tiny_collections import files, state
 from tiny_encoder import tiny_encoder, tiny_rows
 

@@ -10,7 +10,7 @@ import pytest
 
 from conjoin.cli.main import run_command
 from conjoin.retrieval import Collection, encode_collection, encode_on_ray, encode_ray
-from conjoin.retrieval.collection_table import open_table
+from conjoin.retrieval.collection import open_table
 from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import Collection, MilvusCollection, copy_to_milvus, encode_collection, open_collection
-from conjoin.retrieval.collection_table import milvus_address, with_kind
+from conjoin.retrieval.collection import milvus_address, with_kind
 from conjoin.retrieval.search import search_groups
 from tiny_collections import clustered, lookup_encoder, lookup_rows, made
 from tiny_encoder import tiny_encoder

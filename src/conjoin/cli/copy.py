@@ -32,8 +32,8 @@ class Options(ImageOptions):
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.retrieval import Collection, copy_to_milvus
+    from conjoin.retrieval.collection import milvus_address
     from conjoin.retrieval.collection_copy import copy_collection
-    from conjoin.retrieval.collection_table import milvus_address
 
     collection = Collection(options.collection)
     if milvus_address(options.uri):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, option, pick
+from conjoin.cli.options import ColumnOptions, ComputeOptions, ImageOptions, PromptOptions, option, pick
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Collection, ItemEncoder
@@ -17,7 +17,7 @@ _LARGE = 200_000
 
 
 @dataclass(kw_only=True)
-class Options(ColumnOptions, ImageOptions, ComputeOptions):
+class Options(ColumnOptions, PromptOptions, ImageOptions, ComputeOptions):
     """Encode every row of DATA with MODEL into the collection --out, one Lance table.
 
     The same command resumes it after an interruption, and later brings it up to date: rows that are new or changed are
@@ -39,9 +39,6 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
         on_error: What to do with a row that cannot be used: stop, or skip it and list it in skipped.jsonl in --out.
         sync: Also remove the rows of the collection that are no longer in DATA.
         streaming: Read while encoding, without loading the data first.
-        prompt: Text before each item, or the instruction of a model that follows instructions (default: the model's
-            own prompt for documents, if it has one).
-        prompt_name: One of the prompts that the model has by name.
         bf16: Compute in bfloat16, or in float32 (default: what is faster here).
         ray: Encode by workers on a Ray cluster: N, or if not given one for each GPU, or for each CPU if there is none.
 
@@ -60,8 +57,6 @@ class Options(ColumnOptions, ImageOptions, ComputeOptions):
     on_error: Literal["raise", "skip"] = "raise"
     sync: bool = False
     streaming: bool = False
-    prompt: str | None = None
-    prompt_name: str | None = None
     bf16: bool | None = None
     ray: int | None = option(nargs="?", const=0, least=0)
 

@@ -176,11 +176,11 @@ class ColumnOptions:
 
 @dataclass(kw_only=True)
 class PromptOptions:
-    """What queries get.
+    """What stands before items.
 
     Args:
-        prompt: Text before each query, or the instruction of a model that follows instructions (default: the model's
-            own prompt for queries, if it has one).
+        prompt: Text before each query, or of `conjoin encode` before each row; or the instruction of a model that
+            follows instructions (default: the model's own prompt for queries, or for documents, if it has one).
         prompt_name: One of the prompts that the model has by name.
     """
 

@@ -67,8 +67,6 @@ def run(options: Options) -> None:
     query = {part: value for part, value in given.items() if value is not None}
     if not query:
         raise ValueError("nothing to search for: pass --text, --image or both")
-    if options.ranking == "words" and text is None:
-        raise ValueError("--ranking words finds the words of --text: pass one")
 
     from conjoin.data.row_images import PLACEHOLDER, interleave
     from conjoin.retrieval import open_collection, search_items

@@ -24,7 +24,7 @@ from conjoin.evaluation import (
 )
 from conjoin.evaluation.tasks.emoji import TASK, EmojiOptions, emoji_cells, emoji_rows
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
-from conjoin.retrieval.collection_table import check_place
+from conjoin.retrieval.collection import check_place
 from conjoin.trainers import RetrievalTrainer, load_recipe, recipe_folder, train
 
 from .baseline import DEMO, DIRECTIONS, compare_models

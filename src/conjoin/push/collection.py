@@ -9,8 +9,8 @@ from conjoin.hub.card import CARDS
 from conjoin.hub.local_paths import public_name
 from conjoin.push.commit import Upload
 from conjoin.retrieval import Collection
+from conjoin.retrieval.collection import TABLE
 from conjoin.retrieval.collection_copy import collection_files, copy_collection
-from conjoin.retrieval.collection_table import TABLE
 from conjoin.storage import FOLDER_CHECKSUMS
 
 _PARTS = (f"{TABLE}/*", FOLDER_CHECKSUMS, "*.parquet")

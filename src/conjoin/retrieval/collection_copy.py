@@ -11,8 +11,7 @@ import pyarrow as pa
 from conjoin.hub.local_paths import is_absolute
 from conjoin.processing.item_images import is_url
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection, vector_field
-from conjoin.retrieval.collection_table import TABLE, committing, index_names
+from conjoin.retrieval.collection import TABLE, Collection, committing, index_names, vector_field
 from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_folders
 from conjoin.storage import FOLDER_CHECKSUMS
 

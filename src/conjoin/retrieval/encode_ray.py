@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conjoin.processing.urls import ALLOW_URLS
-from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import local_folder
+from conjoin.retrieval.collection import Collection, local_folder
 from conjoin.retrieval.encode import (
     BATCHES_AT_ONCE,
     EncodedChunk,

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection, known_values
-from conjoin.retrieval.collection_table import milvus_address
+from conjoin.retrieval.collection import Collection, known_values, milvus_address
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search

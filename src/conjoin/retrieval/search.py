@@ -13,8 +13,7 @@ import torch
 from conjoin.constants import RANKINGS, RankBy
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import SystemText, item_parts
-from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_table import milvus_address, with_kind
+from conjoin.retrieval.collection import Collection, milvus_address, with_kind
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection

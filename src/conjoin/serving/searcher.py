@@ -22,7 +22,7 @@ from conjoin.retrieval import (
     open_collection,
     search_items,
 )
-from conjoin.retrieval.collection_table import published_version, with_kind
+from conjoin.retrieval.collection import published_version, with_kind
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.results import Hits
 from conjoin.retrieval.search import (

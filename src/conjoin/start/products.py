@@ -15,7 +15,7 @@ from conjoin.data.cells import clean_texts, decimal_mark, read_number
 from conjoin.data.columns import NUMBER, ColumnNames, TableColumns, guess_columns, is_text, undecoded
 from conjoin.data.pair_sources import open_source
 from conjoin.processing.item_error import ItemError
-from conjoin.retrieval.collection_table import OWN_COLUMNS
+from conjoin.retrieval.collection import OWN_COLUMNS
 from conjoin.serving.columns import PRICE, column_kind
 
 _ROWS = 50_000
