@@ -226,7 +226,7 @@ def write_rows(
                 raise ValueError("the dataset is empty: there are no rows to encode")
             is_gone = np.isin(existing.keys, id_keys(row.id for row in skipped))
             if options.sync:
-                is_gone |= [key not in existing.seen for key in existing.keys.tolist()]
+                is_gone |= np.array([key not in existing.seen for key in existing.keys.tolist()], bool)
             gone = existing.keys[is_gone]
             if collection is None or len(collection) == len(gone):
                 reasons = dict.fromkeys(skipped[index].reason for index in (0, -1))  # of the rows, and of the model
