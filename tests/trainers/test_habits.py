@@ -430,6 +430,13 @@ def test_rows_in_any_container_train_and_are_measured_alike(trainer):
         assert metrics == found["Dataset"], name
 
 
+def test_several_columns_are_one_text(trainer):
+    rows = make_rows(8).rename_columns({"text": "name"}).add_column("brand", ["x", None] * 4)
+    for given in (rows, list(rows), rows.to_iterable_dataset()):
+        made = trainer(ContrastiveTrainer, given, columns={"text": ["name", "brand"]})
+        assert [row["text"] for row in made.train_dataset][:2] == ["a 0 x", "b 1"]
+
+
 def test_rows_of_one_text_are_of_one_group_or_told(trainer, caplog):
     rows = make_rows(8).map(lambda row, index: {"text": f"a {index // 2}"}, with_indices=True)
     nameless = rows.remove_columns(["id", "group"])

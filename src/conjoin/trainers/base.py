@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin, Trai
 from transformers.trainer_utils import EvalPrediction, HubStrategy
 
 from conjoin.data import EpochRows, PairCollator
+from conjoin.data.cells import is_missing
 from conjoin.data.collators import TEXT_IDS
 from conjoin.data.columns import ROLES, guess_columns, require_columns, undecoded
 from conjoin.devices import choose_bf16
@@ -348,9 +349,9 @@ class RetrievalTrainer(Trainer):
             embeddings (`image`, `text`), `ids` `(N,)` and other inputs of the batch. That of the method when None.
         data_collator: Maps rows to a batch.
         peft_config: Adapters of peft to train in place of the weights; see `conjoin.trainers.peft.add_adapters`.
-        columns: Names of the columns in the rows by those that the trainer knows: `{"text": "caption"}`; one column
-            may have two: `{"text": "title", "group": "title"}`. Those of pairs that are not named are guessed, by
-            `conjoin.data.guess_columns`.
+        columns: Names of the columns in the rows by those that the trainer knows: `{"text": "caption"}`. One column
+            may have two names, `{"text": "title", "group": "title"}`; several texts are joined, `{"text": ["name",
+            "brand"]}`. Those of pairs that are not named are guessed, by `conjoin.data.guess_columns`.
         kwargs: Passed to `transformers.Trainer`: `compute_metrics`, `callbacks`, `optimizers` ...
 
     Raises:
@@ -385,7 +386,7 @@ class RetrievalTrainer(Trainer):
         loss: nn.Module | None = None,
         data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
         peft_config: Any = None,
-        columns: Mapping[str, str] | None = None,
+        columns: Mapping[str, str | Sequence[str]] | None = None,
         **kwargs: Any,
     ) -> None:
         args = self.complete_args(model, args)
@@ -422,7 +423,7 @@ class RetrievalTrainer(Trainer):
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         self.shares = TermShares()
-        self._columns = dict(columns or {})
+        self._columns: dict[str, Any] = dict(columns or {})
         self.callers_metrics = kwargs.pop("compute_metrics", None)
         self.evaluated_rows: Any = None
         train_dataset = self.read_rows(train_dataset, "train_dataset")
@@ -585,7 +586,8 @@ class RetrievalTrainer(Trainer):
         if hasattr(rows, "to_dict") and hasattr(rows, "iloc"):  # of pandas
             rows = rows.to_dict("list")
         if isinstance(rows, Mapping):
-            known, columns = {*self.needed_columns, *self._columns.values()}, [*rows.values()]
+            columns = [*rows.values()]
+            known = {*self.needed_columns, *(old for old in self._columns.values() if isinstance(old, str))}
             if not {*rows} & known and not all(isinstance(each, list) and not _is_row(each[:1]) for each in columns):
                 return {each: self.read_rows(value, f"{name}[{each!r}]") for each, value in rows.items()}
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -605,7 +607,8 @@ class RetrievalTrainer(Trainer):
             names = (rows.column_names or []) if is_dataset else []
         columns = dict(self._columns)
         if names:
-            require_columns(columns.values(), names)
+            named = [[old] if isinstance(old, str) else old for old in columns.values()]
+            require_columns([each for several in named for each in several], names)
         if names and {"image", "text"} <= {*self.needed_columns}:
             guessed = guess_roles(rows, names, columns)
             if guessed:
@@ -623,10 +626,11 @@ class RetrievalTrainer(Trainer):
         changed = {new: old for new, old in columns.items() if new != old}
         if not changed:
             return rows
-        if is_dataset and not transformed and not {*changed} & {*names} and len({*changed.values()}) == len(changed):
-            return rows.rename_columns({old: new for new, old in changed.items()})
+        plain = {old: new for new, old in changed.items() if isinstance(old, str)}
+        if is_dataset and not transformed and not {*changed} & {*names} and len(plain) == len(changed):
+            return rows.rename_columns(plain)
         if isinstance(rows, datasets.IterableDataset):
-            return rows.map(lambda row: row | {new: row[old] for new, old in changed.items()})
+            return rows.map(lambda row: named_row(row, changed))
         return RenamedRows(rows, changed)
 
     # The state of a run
@@ -981,7 +985,7 @@ def call_loss(loss: nn.Module, given: Mapping[str, Tensor]) -> Any:
     return loss(**{each.name: given[each.name] for each in named if each.name in given})
 
 
-def guess_roles(rows: Any, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+def guess_roles(rows: Any, names: Sequence[str], columns: Mapping[str, Any]) -> dict[str, str]:
     """Return the columns of the roles of pairs that have no column of their name, as far as they can be guessed.
 
     Args:
@@ -1000,13 +1004,16 @@ def guess_roles(rows: Any, names: Sequence[str], columns: Mapping[str, str]) -> 
         table = {name: [row.get(name) for row in first] for name in names}
     found = guess_columns(table, given, getattr(rows, "features", None))
     guessed = {"image": found.image, "text": next(iter(found.text), None), "id": found.id, "group": found.group}
-    return {role: old for role, old in guessed.items() if role not in given and old is not None}
+    labels = [
+        old for old, kind in (getattr(rows, "features", None) or {}).items() if isinstance(kind, datasets.ClassLabel)
+    ]
+    return {role: old for role, old in guessed.items() if role not in given and old not in (None, *labels)}
 
 
-def warn_of_equal_texts(rows: datasets.Dataset, columns: Mapping[str, str]) -> None:
+def warn_of_equal_texts(rows: datasets.Dataset, columns: Mapping[str, Any]) -> None:
     """Say how many texts of rows with ids and without groups are those of other rows."""
     text = columns.get("text", "text")
-    if "group" in {*columns, *rows.column_names} or text not in rows.column_names:
+    if "group" in {*columns, *rows.column_names} or not isinstance(text, str) or text not in rows.column_names:
         return
     texts = rows.select_columns([text]).with_format("arrow")[:][text] if len(rows) else []
     repeated = len(texts) - (pc.count_distinct(texts).as_py() if len(texts) else 0)
@@ -1025,15 +1032,21 @@ class RenamedRows(Dataset[dict[str, Any]]):
         columns: The column of each further name.
     """
 
-    def __init__(self, rows: Any, columns: Mapping[str, str]) -> None:
+    def __init__(self, rows: Any, columns: Mapping[str, Any]) -> None:
         self.rows, self.columns = rows, dict(columns)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.rows[index]
-        return row | {new: row[old] for new, old in self.columns.items()}
+        return named_row(self.rows[index], self.columns)
+
+
+def named_row(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with further names of its columns; several texts of one name are joined."""
+    several = {new: [row[each] for each in old] for new, old in columns.items() if not isinstance(old, str)}
+    joined = {new: " ".join(str(text) for text in texts if not is_missing(text)) for new, texts in several.items()}
+    return dict(row) | {new: row[old] for new, old in columns.items() if isinstance(old, str)} | joined
 
 
 def _is_row(values: list[Any]) -> bool:
