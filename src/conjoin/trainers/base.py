@@ -187,8 +187,9 @@ class RetrievalConfig(TrainingArguments):
     def _check(self) -> None:
         """Refuse what cannot work here, and values out of range."""
         for name, (accepts, reason) in REFUSED.items():
-            if not accepts(value := vars(self)[name]):
-                raise ValueError(f"{name}={getattr(value, 'value', value)!r}: {reason}")
+            given: Any = vars(self)[name]
+            if not accepts(given):
+                raise ValueError(f"{name}={getattr(given, 'value', given)!r}: {reason}")
         if self.neftune_noise_alpha is not None and self.feature_copies:
             raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
         if self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens:
@@ -554,7 +555,7 @@ class RetrievalTrainer(Trainer):
         rate = getattr(self.args, "temperature_learning_rate", None)
         return {} if rate is None else {each: rate for each in self.model.modules() if isinstance(each, Temperature)}
 
-    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
+    def make_collator(self, processor: Any, model: PreTrainedModel, args: Any) -> Callable[..., Any]:
         """Return what maps rows to a batch."""
         is_made_for_views = isinstance(processor, SentenceProcessor)
         return PairCollator(partial(processor, views=self.views) if is_made_for_views else processor)
