@@ -29,7 +29,7 @@ from conjoin.data import PairCollator
 from conjoin.losses import AlignmentTerms
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, load_mined, mine_hard_negatives
-from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
+from conjoin.retrieval.mining import NEGATIVES_FILE, write_mined
 from conjoin.storage import atomic_path, write_text
 from conjoin.trainers import ContrastiveTrainer, GclTrainer, RetrievalTrainer, merge_lora
 from conjoin.trainers.solar import (

@@ -14,7 +14,7 @@ import pytest
 from conjoin.evaluation.results import Results
 from conjoin.hub import export
 from conjoin.retrieval.faiss_index import FaissIndex
-from conjoin.retrieval.mining.negatives import write_mined
+from conjoin.retrieval.mining import write_mined
 from conjoin.storage import make_folder, write_text
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of open files are in /proc")

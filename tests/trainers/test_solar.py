@@ -17,7 +17,7 @@ from conjoin.losses import (
     multi_positive,
     symmetric_info_nce,
 )
-from conjoin.retrieval.mining.negatives import write_mined
+from conjoin.retrieval.mining import write_mined
 from conjoin.trainers import solar
 from conjoin.trainers.gradient_cache import cached_backward, split_rows, total_loss
 from conjoin.trainers.solar import (

@@ -60,7 +60,7 @@ def run(options: Options) -> None:
     from conjoin.data.arguments import parse_yaml
     from conjoin.devices import choose_device
     from conjoin.retrieval import Miner, load_encoder, load_reranker, mine_hard_negatives, parse_miners
-    from conjoin.retrieval.mining.mine import needed_part
+    from conjoin.retrieval.mining import needed_part
 
     if options.miners is None and not options.miner:
         raise ValueError("nothing to mine by: pass --miner, --miners or both")

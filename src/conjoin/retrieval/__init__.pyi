@@ -9,12 +9,13 @@ from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
 from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
-from conjoin.retrieval.mining.mine import (
+from conjoin.retrieval.mining import (
+    MinedNegatives as MinedNegatives,
     Miner as Miner,
+    load_mined as load_mined,
     mine_hard_negatives as mine_hard_negatives,
     parse_miners as parse_miners,
 )
-from conjoin.retrieval.mining.negatives import MinedNegatives as MinedNegatives, load_mined as load_mined
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.results import Hit as Hit, Hits as Hits, Ranking as Ranking, Searchable as Searchable
 from conjoin.retrieval.search import (

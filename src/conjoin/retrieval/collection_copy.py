@@ -83,7 +83,7 @@ def copy_collection(
     copy = Collection(uri)
     index = collection.metadata["index"]
     if index is not None:
-        copy.index(index["kind"], probes=index["probes"], refine=index["refine"])
+        copy.index(**index)
     elif set(index_names(collection.table)) - {"id", "text"}:
         copy.index(None)
     return copy

@@ -174,7 +174,7 @@ def test_a_cut_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return exact_search(queries, vectors, k, **options)
 
-    monkeypatch.setattr("conjoin.retrieval.mining.mine.exact_search", cut)
+    monkeypatch.setattr("conjoin.retrieval.mining.exact_search", cut)
     with pytest.raises(KeyboardInterrupt):
         mine(rows, tmp_path / "cut")
     assert not (tmp_path / "cut" / "negatives.parquet").exists()

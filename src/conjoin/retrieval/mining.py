@@ -3,6 +3,13 @@
 Each miner names a model and a view (text, image or both) of the anchor and of the candidate. Every (model, view) is
 encoded once; every miner searches, one file of results per block of anchors; the results are united into one file.
 Each of these steps resumes after an interruption.
+
+The file, `negatives.parquet`, has checksums of its pages and the columns
+
+* `id`: string, the anchor;
+* `negatives`: list of strings, the ids of its negatives, best rank first;
+* `found_by`: for each of the negatives, in the same order, a list of `{miner, rank, score}`: the miners that found
+  it, its rank there (from 1, the anchor itself and its duplicates not counted) and its cosine.
 """
 
 import hashlib
@@ -11,7 +18,7 @@ import logging
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,12 +37,20 @@ from conjoin.retrieval.encode import encode_collection
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
 from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.retrieval.vectors import exact_search
 from conjoin.storage import atomic_path, differences, locked, write_text
 
 logger = logging.getLogger(__name__)
+NEGATIVES_FILE = "negatives.parquet"
+_REMEDY = "run `conjoin mine` again"
+MINED_SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "negatives": pa.list_(pa.string()),
+        "found_by": pa.list_(pa.list_(pa.struct({"miner": pa.string(), "rank": pa.int32(), "score": pa.float32()}))),
+    }
+)
 VIEWS = {"image": ("image",), "text": ("text",), "fused": ("image", "text")}
 """The views of an item, and the columns of each."""
 DUPLICATE_ABOVE = 0.95
@@ -380,3 +395,60 @@ def _unite(found: Mapping[Miner, dict[str, Any]], k: int, names: list[str]) -> d
             found_by[hit["position"]].append({"miner": miner.name, "rank": rank, "score": hit["score"]})
     order = sorted(found_by, key=lambda position: min(entry["rank"] for entry in found_by[position]))
     return {"negatives": [names[position] for position in order], "found_by": [found_by[each] for each in order]}
+
+
+class MinedNegatives(Mapping[str, list[str]]):
+    """From the id of an anchor to the ids of its hard negatives, best rank first.
+
+    The lists stay in Arrow, each id once, so that millions of anchors fit in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            table = pq.read_table(
+                path,
+                columns=["id", "negatives"],
+                read_dictionary=["negatives.list.element"],
+                page_checksum_verification=True,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{str(path)!r} is not a file of mined negatives ({error}); {_REMEDY}") from error
+        if table.column_names != ["id", "negatives"]:
+            raise ValueError(f"{str(path)!r} has the columns {table.column_names}, expected {MINED_SCHEMA.names}")
+        self._lists = table["negatives"].unify_dictionaries().combine_chunks()
+        self._rows = {id_: row for row, id_ in enumerate(table["id"].to_pylist())}
+
+    def __getitem__(self, anchor: str) -> list[str]:
+        return list(self._lists[self._rows[anchor]].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def load_mined(path: str | Path) -> MinedNegatives:
+    """Read what `mine_hard_negatives` wrote.
+
+    Args:
+        path: The Parquet file, or the folder that holds it as `negatives.parquet`.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is another kind of file, or damaged.
+    """
+    path = Path(path)
+    file = path / NEGATIVES_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{str(file)!r}: no such file; `conjoin mine` writes it when it is done")
+    return MinedNegatives(file)
+
+
+def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:
+    """Write blocks of rows `MINED_SCHEMA`, one row group each; the file appears when all of them are in."""
+    settings: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, MINED_SCHEMA, **settings) as writer:
+        for rows in blocks:
+            writer.write_table(pa.Table.from_pylist(rows, schema=MINED_SCHEMA))

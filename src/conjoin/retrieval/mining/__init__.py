@@ -1,1 +1,0 @@
-"""Hard negatives mined with several encoders."""
