@@ -117,6 +117,10 @@ async function show() {
   $("error").textContent = "";
   try {
     if (!settings.lists && !item()) return showNothing("Write words, add a picture, or both.");
+    if (state.like && !sought[state.like]) {
+      const [[hit]] = (await post("search", { k: 1, filters: { id: [state.like] } }, mine.signal)).results;
+      if (hit) nameOf(hit);
+    }
     const body = request(), started = performance.now();
     const facets = settings.lists ? { facets: Object.keys(settings.columns).filter(name => settings.columns[name] !== "date") } : {};
     const answers = await Promise.all(settings.sides.map((_, index) =>
@@ -239,7 +243,10 @@ function removals() {
   if (state.kind) set.push([KINDS[state.kind], { kind: "" }, null]);
   for (const [name, values] of Object.entries(state.filters)) {
     if (Array.isArray(values)) for (const value of values) set.push([`${label(name)}: ${value}`, filtered(name, values.filter(each => each !== value)), name]);
-    else set.push([`${label(name)} ${values.least ?? ""}–${values.most ?? ""}`, filtered(name, null), name]);
+    else {
+      const ends = [values.least, values.most], text = ends[0] == null ? `to ${ends[1]}` : ends[1] == null ? `from ${ends[0]}` : ends.join("–");
+      set.push([`${label(name)} ${text}`, filtered(name, null), name]);
+    }
   }
   if (state.where) set.push([state.where, { where: "" }, null]);
   return set;
@@ -274,9 +281,14 @@ function money(value) {
 
 const plain = value => typeof value === "number" ? number(value) : Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value);
 
-function card(hit, rank, side) {
-  const row = hit.row, title = String(row[settings.title] || row.text || hit.id), like = address({ like: hit.id, part: "", q: "", sort: "" });
+function nameOf(hit) {
+  const title = String(hit.row[settings.title] || hit.row.text || hit.id);
   sought[hit.id] = title.length > 60 ? `${title.slice(0, 60)}…` : title;
+  return title;
+}
+
+function card(hit, rank, side) {
+  const row = hit.row, title = nameOf(hit), like = address({ like: hit.id, part: "", q: "", sort: "" });
   const face = () => h("span", {}, title);
   const image = row.image && h("img", { alt: "", loading: "lazy", src: `${side ? "beside/" : ""}pictures/${encodeURIComponent(hit.id)}`, onerror: event => event.target.replaceWith(face()) });
   const facts = settings.show.map(name => row[name]).filter(value => value != null && value !== "").map(plain).join(" · ");
@@ -288,7 +300,7 @@ function card(hit, rank, side) {
     h(settings.sides.length > 1 ? "h4" : "h3", { class: "name" }, title),
     settings.price && row[settings.price] != null && h("p", { class: "price" }, money(row[settings.price])),
     facts && h("p", { class: "dim" }, facts), more,
-    h("a", { class: "more", href: like, "data-go": "", "data-like": "" }, "More like this", h("span", { class: "unseen" }, `: ${title}`)));
+    h("a", { class: "more", href: like, "data-go": "", "data-like": "", "aria-label": `More like this: ${title}` }, "More like this"));
 }
 
 function showPages(last, shown) {
