@@ -113,7 +113,7 @@ def serve(
     for searcher in searchers if watch else ():
         threading.Thread(target=_watch, args=[searcher], name="conjoin-watch", daemon=True).start()
     app = make_endpoint(searchers[0], options.host, **how)
-    running = {"grace": grace, "access_log": access_log, "is_open": not how.get("keys")}
+    running: dict[str, Any] = {"grace": grace, "access_log": access_log, "is_open": not how.get("keys")}
     run_server(app, options.host, options.port, on_late=searchers[0].batcher.stop, **running)
 
 

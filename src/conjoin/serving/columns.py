@@ -1,13 +1,15 @@
 """The columns of a collection for people who filter: which give a choice, a range or an order, and counts of rows."""
 
 import re
-from collections.abc import Collection as Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-    from conjoin.retrieval import Collection
+from conjoin.retrieval import Collection, Searchable
+from conjoin.retrieval.search import check_column
 
 PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
 """Names of columns of prices."""
@@ -23,9 +25,6 @@ def column_kind(column: Any) -> Kind | None:  # noqa: ANN401 - pyarrow has no ty
         `"choice"` of values that repeat: up to 40 short texts, up to 1,000 if each stands in two rows on average;
         `"number"`, `"date"` (also texts such as 2026-11-28); None for others.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     types, known = pa.types, column.drop_null()
     if types.is_boolean(column.type):
         return "choice"
@@ -42,11 +41,22 @@ def column_kind(column: Any) -> Kind | None:  # noqa: ANN401 - pyarrow has no ty
     return "choice" if repeats and pc.max(pc.utf8_length(known)).as_py() <= _LONGEST else None
 
 
-def column_kinds(collection: "Collection") -> dict[str, Kind]:
+def column_kinds(collection: Collection) -> dict[str, Kind]:
     """The columns that people filter by, with their kinds."""
     rows = _read(collection, {*collection.schema.names} - {"id", "text", "image"})
     kinds = {name: column_kind(rows[name]) for name in rows.column_names}
     return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def check_plain(collection: Searchable, name: str) -> None:
+    """Make sure that the rows of a collection have a column, of values that can be sorted and counted.
+
+    Raises:
+        ValueError: They have not, or it holds lists or mappings.
+    """
+    check_column(collection, name)
+    if pa.types.is_nested(kind := collection.schema.field(name).type):
+        raise ValueError(f"the column {name!r} holds {kind}; expected texts, numbers, dates, or true and false")
 
 
 def filter_condition(name: str, values: Sequence[Any] | Mapping[str, float | str | None]) -> str:
@@ -78,7 +88,7 @@ def join_conditions(conditions: Mapping[str, str], but: str | None = None) -> st
 
 
 def listed_ids(
-    collection: "Collection", where: str | None = None, group_by: str | None = None, sort: str | None = None
+    collection: Collection, where: str | None = None, group_by: str | None = None, sort: str | None = None
 ) -> list[str]:
     """The ids of the rows that a condition holds for, one of each group.
 
@@ -96,11 +106,11 @@ def listed_ids(
 
 
 def count_values(
-    collection: "Collection",
+    collection: Collection,
     conditions: Mapping[str, str],
     names: Sequence[str],
     group_by: str | None = None,
-    among: Container[str] | None = None,
+    among: Iterable[str] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Count the rows that some conditions hold for, and the values of columns in them.
 
@@ -119,7 +129,7 @@ def count_values(
     """
     shared = {*names, "id", group_by} - {None}
 
-    def rows(but: str | None) -> "pd.DataFrame":
+    def rows(but: str | None) -> pd.DataFrame:
         read = _read(collection, shared, join_conditions(conditions, but)).to_pandas()
         return read if among is None else read[read["id"].isin(list(among))]
 
@@ -141,15 +151,13 @@ def count_values(
     return int(_firsts(base, group_by).sum()), found
 
 
-def _read(collection: "Collection", names: Container[str], where: str | None = None) -> Any:  # noqa: ANN401
+def _read(collection: Collection, names: Container[str | None], where: str | None = None) -> Any:  # noqa: ANN401
     """Columns of the rows that a condition holds for, as an Arrow table."""
-    import pyarrow as pa
-
     schema = pa.schema([field for field in collection.table.schema if field.name in names])
     batches = collection.scan(schema.names, where) if len(schema) else ()
     return pa.Table.from_batches(batches, schema)
 
 
-def _firsts(rows: "pd.DataFrame", group_by: str | None) -> Any:  # noqa: ANN401 - a series of bool
+def _firsts(rows: pd.DataFrame, group_by: str | None) -> Any:  # noqa: ANN401 - a series of bool
     """Which rows are the first of their group; each without a group is one."""
     return ~rows.duplicated(group_by or "id") | (rows[group_by or "id"].isna())

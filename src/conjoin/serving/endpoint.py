@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NotRequired, Self
+from typing import Annotated, Any, Literal, NotRequired, Self, cast
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_fastapi_instrumentator import Instrumentator
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from typing_extensions import TypedDict
@@ -26,7 +26,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import join_conditions
 from conjoin.serving.http import LOCAL, Gate
 from conjoin.serving.limits import ItemError, TooLargeError, check_length, read_items
-from conjoin.serving.openai import add_openai
+from conjoin.serving.openai import Body, add_openai
 from conjoin.serving.page import Page, add_page
 from conjoin.serving.searcher import Searcher
 from conjoin.templates import template
@@ -46,10 +46,9 @@ def _text(value: Any) -> Any:  # noqa: ANN401
     return {"text": value} if isinstance(value, str) else value
 
 
-class Item(BaseModel):
+class Item(Body):
     """A text, an image, or both; a string alone is a text."""
 
-    model_config = ConfigDict(extra="forbid")
     text: str | None = Field(None, description="<image> marks the place of each image")
     image: Annotated[list[str], BeforeValidator(_one, json_schema_input_type=str | list[str])] = Field(
         [], description="one or several data:image/...;base64 URIs, or URLs where the server allows them"
@@ -64,15 +63,12 @@ class SearchItem(Item):
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Self:
-        if self.id is not None and (self.text is not None or self.image):
-            raise ValueError("expected an id, or a text and images, not both")
-        if self.id is None and self.part is not None:
-            raise ValueError("part is of the row that id names")
+        if self.part is not None if self.id is None else (self.text is not None or self.image):
+            raise ValueError("expected an id, with or without its part, or a text and images")
         return self
 
 
-class _Prompted(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Prompted(Body):
     prompt: str | None = Field(
         None, description="before each item, or an instruction, in place of the model's own prompt"
     )
@@ -91,14 +87,6 @@ class EmbedRequest(_Prompted):
     )
 
 
-class Range(BaseModel):
-    """The least and the greatest value of a column."""
-
-    model_config = ConfigDict(extra="forbid")
-    least: FiniteFloat | str | None = None
-    most: FiniteFloat | str | None = None
-
-
 class SearchRequest(_Prompted):
     """Queries, and which rows are searched for them."""
 
@@ -108,7 +96,7 @@ class SearchRequest(_Prompted):
     k: int = Field(10, description="results for each query")
     offset: int = Field(0, description="results that are left out before them: 10 for the second page of 10")
     where: str | None = Field(None, description="a condition on the columns of the collection: price < 50")
-    filters: dict[str, list[bool | FiniteFloat | str] | Range] = Field(
+    filters: dict[str, list[bool | FiniteFloat | str] | dict[Literal["least", "most"], FiniteFloat | str]] = Field(
         {}, description='by column, the values that a row may have, or {"least": 5, "most": 50}'
     )
     kind: Literal["image", "text", "both"] | None = Field(
@@ -140,10 +128,9 @@ class SearchAnswer(TypedDict):
     kinds: NotRequired[dict[str, int]]
 
 
-class ExplainRequest(BaseModel):
+class ExplainRequest(Body):
     """A query and one of its results."""
 
-    model_config = ConfigDict(extra="forbid")
     item: _OneSearchItem
     id: str = Field(description="of the result")
 
@@ -219,11 +206,8 @@ def _add_work(app: FastAPI, searcher: Searcher) -> None:
         """Search the collection for each of the items, or list its rows."""
         items, prompt = read(request) if request.items else ([], None)
         how: dict[str, Any] = {}
-        filters = {
-            name: each.model_dump() if isinstance(each, Range) else each for name, each in request.filters.items()
-        }
         like = [item.id for item in request.items if item.id is not None]
-        conditions = searcher.conditions(filters, request.where, request.kind, like, request.group_by)
+        conditions = searcher.conditions(request.filters, request.where, request.kind, like, request.group_by)
         where = join_conditions(conditions)
         if items:
             how = request.model_dump(include={"weights", "min_score", "ranking"}) | {"prompt": prompt}
@@ -239,7 +223,7 @@ def _add_work(app: FastAPI, searcher: Searcher) -> None:
             counted = searcher.count(
                 items, conditions, request.facets, request.group_by, request.sort is not None, **how
             )
-            answer = SearchAnswer(results=answer["results"], **counted)
+            answer = cast(SearchAnswer, {**answer, **counted})
         return answer
 
     @app.post("/explain")
@@ -265,22 +249,19 @@ def _add_work(app: FastAPI, searcher: Searcher) -> None:
 def _add_state(app: FastAPI, searcher: Searcher) -> None:
     """What is answered while all workers wait for the model."""
 
-    def describe() -> dict[str, Any]:
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Say what is being served."""
         collection = searcher.collection
         return {
             "status": "ok",
             "model": searcher.model_name,
             "fingerprint": searcher.encoder.fingerprint,
             "dimension": searcher.encoder.dimension,
-            "rows": None if collection is None else len(collection),
+            "rows": None if collection is None else await asyncio.to_thread(len, collection),
             "version": collection.version if isinstance(collection, Collection) else None,
             "columns": [] if collection is None else collection.schema.names,
         }
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        """Say what is being served."""
-        return await asyncio.to_thread(describe)
 
     @app.get("/ready")
     async def ready() -> dict[str, str]:

@@ -16,24 +16,26 @@ from conjoin.serving.limits import check_length, read_items
 from conjoin.serving.searcher import Searcher
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A part of a request; a field that it does not know is refused."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class ImageURL(_Body):
+class ImageURL(Body):
     """Where an image is."""
 
     url: str = Field(description="a data:image/...;base64 URI, or a URL where the server allows them")
 
 
-class TextPart(_Body):
+class TextPart(Body):
     """A text of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ImagePart(_Body):
+class ImagePart(Body):
     """An image of a message."""
 
     type: Literal["image_url"]
@@ -53,14 +55,14 @@ def _texts(value: Any) -> Any:  # noqa: ANN401
     return [value] if isinstance(value, str) else value
 
 
-class Message(_Body):
+class Message(Body):
     """A message of a chat."""
 
     role: Literal["system", "user"]
     content: Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
 
 
-class EmbeddingsRequest(_Body):
+class EmbeddingsRequest(Body):
     """Texts, or one item as a message, to embed as OpenAI's clients and vLLM's ask for it."""
 
     input: Annotated[list[str], BeforeValidator(_texts, json_schema_input_type=str | list[str])] | None = Field(

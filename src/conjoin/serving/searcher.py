@@ -25,16 +25,17 @@ from conjoin.retrieval import (
 from conjoin.retrieval.collection import published_version, with_kind
 from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.results import Hits
-from conjoin.retrieval.search import (
-    SERVED_BYTES,
-    check_column,
-    load_query_encoder,
-    rank_items,
-    weighted_parts,
-    without_groups,
-)
+from conjoin.retrieval.search import SERVED_BYTES, load_query_encoder, rank_items, weighted_parts, without_groups
 from conjoin.serving.batching import MicroBatcher
-from conjoin.serving.columns import Kind, column_kinds, count_values, filter_condition, join_conditions, listed_ids
+from conjoin.serving.columns import (
+    Kind,
+    check_plain,
+    column_kinds,
+    count_values,
+    filter_condition,
+    join_conditions,
+    listed_ids,
+)
 from conjoin.serving.explain import explain_result
 from conjoin.serving.limits import ItemError, Limits, check_where
 
@@ -235,7 +236,7 @@ class Searcher:
         how |= {"prompt": self.query_prompt if prompt is None else prompt}
         column = (sort or "").removeprefix("-")
         if sort is not None:
-            check_column(collection, column)
+            check_plain(collection, column)
         try:
             if sort is None:
                 hits = search_items(collection, encoder, items, k, offset=offset, **how)
@@ -282,7 +283,7 @@ class Searcher:
         if not isinstance(collection, Collection):
             raise ValueError("nothing to search for: write a text, add an image, or both")
         for column in filter(None, (group_by, (sort or "").removeprefix("-"))):
-            check_column(collection, column)
+            check_plain(collection, column)
         chosen = listed_ids(collection, where, group_by, sort)[offset : offset + k]
         return [Hit(id_, math.nan, _plain_row(row)) for id_, row in zip(chosen, collection.rows(chosen), strict=True)]
 
@@ -308,7 +309,7 @@ class Searcher:
         """
         found = {}
         for name, values in filters.items():
-            check_column(cast(Searchable, self.collection), name)
+            check_plain(cast(Searchable, self.collection), name)
             found[name] = filter_condition(name, values)
         if where is not None and check_where(where, self.limits).strip():
             found[".where"] = where
@@ -348,7 +349,7 @@ class Searcher:
         if not isinstance(collection, Collection) or len(items) > 1:
             raise ValueError("facets count the rows for one query, of a collection that is not in Milvus")
         for column in facets:
-            check_column(collection, column)
+            check_plain(collection, column)
         names, among = [*dict.fromkeys([*facets, "row_kind"])], None
         if items and how.get("min_score") is not None:
             where = join_conditions({name: each for name, each in conditions.items() if name not in names})
