@@ -100,6 +100,15 @@ def test_chunks_may_lack_a_modality(make_step):
     torch.testing.assert_close(cached_step(step, batch, 2)[1], expected, rtol=0, atol=1e-10)
 
 
+def test_a_chunk_that_is_embedded_again_adds_no_gradient(make_step):
+    """As a device does that has fewer chunks than another one with the same shards."""
+    step, processor = make_step("gcl")
+    batch = varied_batch(processor)
+    _, expected = plain_step(step.eval(), batch)
+    _, found = cached_step(step, batch, 3, max_over_devices=lambda count: count + 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
 def test_dropout_draws_the_same_numbers_in_both_passes(make_step):
     """With one chunk the cached step must equal the plain one even with dropout, for the draws are replayed."""
     step, processor = make_step("gcl", token_dropout=0.5, attention_dropout=0.2)

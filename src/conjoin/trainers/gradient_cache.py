@@ -181,7 +181,12 @@ class _Output(NamedTuple):
 def _reached(outputs: Sequence[_Output], gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the outputs of a chunk that gradients of the batch reach, and the gradients there."""
     found = [each for each in outputs if each.name in gradients and each.value.requires_grad]
-    parts = [(gradients[each.name][each.places] * each.share).to(each.value.dtype) for each in found]
+    parts = [
+        (gradients[each.name][each.places] * each.share).to(each.value.dtype)
+        if each.share
+        else torch.zeros_like(each.value)  # of a chunk that is embedded again, which has no places
+        for each in found
+    ]
     return [each.value for each in found], parts
 
 
