@@ -25,7 +25,8 @@ from tiny_commands import variants
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "experiments/LOG.md"
 """Its commands are those of their day."""
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").glob("*.md")} - {LOG})
+FOLDERS = [ROOT, ROOT / "experiments", ROOT / "benchmarks"]
+PAGES = sorted({*(ROOT / "docs").rglob("*.md"), *(page for folder in FOLDERS for page in folder.glob("*.md"))} - {LOG})
 BLOCK = re.compile(r"(<!-- test: compile -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECIPES = sorted(path for path in (ROOT / "training_args").rglob("*.yaml") if path.parent.name != "accelerate")
 RUN_HERE = ("encode", "index", "search", "verify")

@@ -17,6 +17,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
+    "benchmarks/README.md": "benchmarks/README.md",
     "experiments/README.md": "experiments/README.md",
     "experiments/CLAIMS.md": "experiments/CLAIMS.md",
     "experiments/LOG.md": "experiments/LOG.md",
@@ -55,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN40
     The search finds guides before the reference and the logs.
     """
     place = page.file.src_uri
-    if place.startswith(("reference/", "experiments/", "changelog")):
+    if place.startswith(("reference/", "experiments/", "benchmarks/", "changelog")):
         page.meta["search"] = {"boost": 0.2}
     origin = {place: source for source, place in OUTSIDE.items()}.get(place, f"docs/{place}")
 
