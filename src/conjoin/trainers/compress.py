@@ -1,7 +1,7 @@
 """Compress an embedder around a language model: few layers learn to embed as the whole (stage 1 of PUMA)."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,17 +171,17 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
     costs = {name: each.costs for name, each in measured.items()}
     last = f"R@{max(k for k in CUTOFFS if k <= count)}"
 
-    def mean(name: str) -> float:
-        return sum(scores[name][f"{each}, {last}"].value for each in DIRECTIONS) / len(DIRECTIONS)
+    rates = {name: [row[f"{each}, {last}"].value for each in DIRECTIONS] for name, row in scores.items()}
+    means = {name: sum(both) / len(both) for name, both in rates.items()}
 
-    def line(value: Callable[[str], float], kind: str = "trained") -> list[list[float]]:
+    def line(values: Mapping[str, float], kind: str = "trained") -> list[list[float]]:
         ends = (f", {kind}", "whole")
-        return sorted([each.layers, value(name)] for name, each in measured.items() if name.endswith(ends))
+        return sorted([each.layers, values[name]] for name, each in measured.items() if name.endswith(ends))
 
-    means = {kind: line(mean, kind) for kind in ("trained", "untrained")}
-    curve = Curve(f"{last}, mean of both directions", means, "layers")
-    alike = {part: line(lambda name, part=part: agreed[name][part]) for part in agreement(whole, whole)}
-    shares = {part: line(lambda name, part=part: costs[name][part] / whole.costs[part]) for part in whole.costs}
+    lines = {kind: line(means, kind) for kind in ("trained", "untrained")}
+    curve = Curve(f"{last}, mean of both directions", lines, "layers")
+    alike = {part: line({name: row[part] for name, row in agreed.items()}) for part in agreement(whole, whole)}
+    shares = {part: line({name: row[part] / whole.costs[part] for name, row in costs.items()}) for part in whole.costs}
     return Results(
         title="Compression of a multimodal embedder",
         summary=f"Each depth was trained on {trained} pairs with the whole model as its teacher and measured on "
