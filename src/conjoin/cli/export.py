@@ -53,6 +53,7 @@ def run(options: Options) -> None:
     from conjoin.models.joint_encoder import JointEncoderModel
 
     model: Any
+    processor: Any
     if model_kind(options.model, options.revision) == "adapter":
         model, processor = load_model(adapter_base(options.model, options.revision))
         merge_adapter(model, options.model, options.revision)

@@ -84,7 +84,7 @@ def load_tower(
         body: Any = Transformer(str(path), model_kwargs=options, processor_kwargs=options, config_kwargs=options)
         modules = [body]
         if not has_projections:
-            modules.append(Pooling(body.get_embedding_dimension(), {"last": "lasttoken"}.get(pooling, pooling)))
+            modules.append(Pooling(body.get_embedding_dimension(), "lasttoken" if pooling == "last" else str(pooling)))
             if "image" in body.modalities and body.tokenizer is not None:  # a language model that sees
                 modules.append(Normalize())
                 body.tokenizer.padding_side = "right"
