@@ -43,6 +43,10 @@ def test_what_is_read(tmp_path, content, expected, streaming, caplog):
     ("content", "message"),
     [
         (b'id,image,text\n1,a,"wide\n2,b,mouse\n3,c,the 24" desk\n4,d,e\n', r"lines 2 to 4: .*a cell begins with a"),
+        (
+            b'id,image,text\n1,a,"wide\n2,b,mouse\n3,c,desk 24"\n4,d,e\n',
+            "the lines 2 to 4 are one row, because a cell",
+        ),
         (b'id,text\n\n1,"wide\n2,mouse\n', "lines 3 to 4: unexpected end of data"),
         (b"image,text\n" + b"[" * 3000 + b",a\n", r"row 0 \(id '0'\): image '.*\[\[\[.*: no such file"),
     ],

@@ -75,6 +75,11 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                     continue
                 if not names:
                     row = names = _names(row)
+                elif end > start and has_stray_quote(row, len(names), separator):
+                    raise ValueError(
+                        f"the lines {start} to {end} are one row, because a cell begins with a double quote; write it "
+                        'as """ and end the cell with "'
+                    )
                 if any(row[len(names) :]):
                     raise ValueError(
                         f"line {start} has {len(row)} fields, the header {len(names)}; put a text that holds "
@@ -94,6 +99,14 @@ def _names(header: list[str]) -> list[str]:
     if repeated:
         raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
     return names
+
+
+def has_stray_quote(row: list[str], width: int, separator: str) -> bool:
+    """Whether each line of a row that spans several looks like a row: a stray quote made them one cell."""
+    lines = [line.split(separator) for line in separator.join(row).splitlines()]
+    return width > 1 and all(
+        len(cells) == width and not any(cell[:1] == " " for cell in cells) and " " not in cells[0] for cells in lines
+    )
 
 
 @lru_cache
