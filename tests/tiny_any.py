@@ -214,7 +214,6 @@ def save_any(name, folder):
     model, processor = make_any(name)
     model.save_pretrained(folder, max_shard_size="20KB")
     processor.save_pretrained(folder)
-    return model
 
 
 def drop_videos(monkeypatch):

@@ -5,6 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
@@ -151,6 +153,18 @@ def test_a_rank_that_cosines_do_not_give_is_refused(tiny_checkpoints, sentence_f
         folder = changed(sentence_folders["bert"], tmp_path / f"unit-{similarity}", similarity_fn_name=similarity)
         found = load_encoder(folder, device="cpu").encode(TEXTS)
         np.testing.assert_allclose(found, library(folder).encode(TEXTS), atol=1e-6)
+
+
+def test_weights_that_a_folder_lacks_are_the_same_at_each_load(sentence_folders, tmp_path):
+    """Else a collection is never its model's again: poolers of BERT are often left out."""
+    folder = shutil.copytree(sentence_folders["bert"], tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "pooler" not in k}, folder / "model.safetensors", {"format": "pt"})
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(load_encoder(folder, device="cpu").fingerprint)
+    assert found[0] == found[1]
 
 
 def test_settings_are_part_of_the_fingerprint(sentence_folders, tmp_path):

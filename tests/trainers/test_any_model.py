@@ -155,8 +155,10 @@ def test_the_sample_trains(tmp_path):
     np.testing.assert_allclose(stock.encode(["a lamp"]), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("keep_last", [False, True])
-@pytest.mark.parametrize("name", ["gemma3", pytest.param("embedding_gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "keep_last"),
+    [("gemma3", False), ("gemma3", True), pytest.param("embedding_gemma2", False, marks=pytest.mark.slow)],
+)
 def test_a_cut_model_is_its_layers_with_the_final_norm(name, keep_last, folders, tmp_path, pictures):
     whole, processor = load_tower(folders(name), "last")
     decoder = whole.body.language_model

@@ -194,12 +194,17 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
 
     Raises:
         FileNotFoundError: There is no such model, or a part of it is missing.
+        ImportError: Its processor needs torchvision.
         ValueError: It is damaged, its weights are a pickle of code, it is of another kind than expected, or it needs
             code of its own.
     """
     check_model(path, revision)
     try:
         yield
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
+        raise ImportError(f"{str(path)!r}: its processor needs torchvision: pip install torchvision") from error
     except OSError as error:
         where = "" if Path(path).exists() else "from the hub: "
         raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error

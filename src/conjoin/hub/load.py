@@ -151,8 +151,9 @@ def load_trainable(
     if isinstance(model, str | Path):
         model, own = _load_trainable(model, preset, limits, processor is None, **options)
         return model, processor or own
-    if isinstance(model, SentenceTransformer):
-        return SentenceModel(model), processor or SentenceProcessor(model)
+    if isinstance(model, SentenceTransformer | SentenceModel):
+        held = model if isinstance(model, SentenceModel) else SentenceModel(model)
+        return held, processor or SentenceProcessor(held.model)
     if isinstance(model, PeftModel):
         if model.active_peft_config.is_prompt_learning:
             raise ValueError(

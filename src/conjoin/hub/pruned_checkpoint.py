@@ -21,6 +21,8 @@ SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 _LAYER = re.compile(r"^(?!.*(?:vision|visual|image|audio|sampler|qformer|connector|projector|mtp))"
                     r"((?:\w+\.)*?layers?\.)(\d+)\.")  # fmt: skip
 """The layers of a language model, under any names of the models around it."""
+_OF_ALL_LAYERS = {"per_layer_model_projection.weight": 0, "embed_tokens_per_layer.weight": 1}
+"""Weights of Gemma's inputs for each layer, and the dimension in which the layers follow each other."""
 _HEAD = re.compile(r"^(?:model\.|language_model\.)*lm_head\.")
 
 
@@ -157,8 +159,11 @@ def cut_checkpoint(
                     moved[name] = f"{layer[1]}{kept.index(int(layer[2]))}.{name[layer.end() :]}"
             link = f"part-{number}.safetensors"
             names |= dict.fromkeys(moved.values(), link)
-            if moved and keep_last:  # the last layer takes the number of another
-                save_file({new: opened.get_tensor(name) for name, new in moved.items()}, Path(work, link))
+            if moved and (keep_last or any(word in name for name in moved for word in _OF_ALL_LAYERS)):
+                tensors = {
+                    new: _rows_of_layers(opened.get_tensor(name), new, depth, kept) for name, new in moved.items()
+                }
+                save_file(tensors, Path(work, link))
             elif moved:
                 Path(work, link).symlink_to((folder / shard).resolve())
         found = {int(layer[2]) for name in names if (layer := _LAYER.match(name))}
@@ -176,6 +181,19 @@ def cut_checkpoint(
         Path(work, "config.json").unlink()
         Path(work, "config.json").write_text(json.dumps(settings), encoding="utf-8")
         yield Path(work)
+
+
+def _rows_of_layers(tensor: torch.Tensor, name: str, depth: int, kept: Sequence[int]) -> torch.Tensor:
+    """Cut a weight that has rows, or columns, for all layers; others stay."""
+    place = next((place for word, place in _OF_ALL_LAYERS.items() if word in name), None)
+    if place is None:
+        return tensor
+    return (
+        tensor.unflatten(place, (depth, -1))
+        .index_select(place, torch.tensor(kept))
+        .flatten(place, place + 1)
+        .contiguous()
+    )
 
 
 def _cut_settings(settings: dict[str, Any], depth: int, kept: Sequence[int]) -> None:

@@ -54,6 +54,7 @@ def export(
                 processor = copy.copy(processor)
                 processor.prompts = prompts
             processor.save_pretrained(staging)
+            pin_image_processors(staging, processor)
         drop_local_paths(staging / "config.json")
         saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}
         write_checksums(staging, sorted(saved - {*SENTENCE_FILES}))
@@ -94,6 +95,24 @@ def _move_files(staging: Path, folder: Path) -> None:
     for name in weights:
         os.replace(staging / name, folder / name)
     flush(folder)
+
+
+def pin_image_processors(folder: Path, *processors: Any) -> None:  # noqa: ANN401 - of any library
+    """Name the class of the image processors in the files of a folder, which transformers cuts to that of a family.
+
+    It would then take another class where torchvision is installed, whose pixels differ.
+
+    Args:
+        folder: Where processors were saved.
+        processors: Image processors, or processors that have one.
+    """
+    used = {type(getattr(each, "image_processor", each)).__name__ for each in processors}
+    for file in [*folder.rglob("preprocessor_config.json"), *folder.rglob("processor_config.json")]:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        for part in (settings, settings.get("image_processor")):
+            if isinstance(part, dict) and f"{part.get('image_processor_type')}Pil" in used:
+                part["image_processor_type"] += "Pil"
+        file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def drop_local_paths(file: Path, *more: str) -> None:

@@ -36,7 +36,8 @@ def load_sentence_model(
 
     A model that does not rank by cosine, and one without a vector for the whole item, are errors, too.
     """
-    with loading(path, revision):
+    with loading(path, revision), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # as in `load_tower`
         model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code, revision=revision)
         has_unit_length = isinstance([*model][-1], Normalize) and model.truncate_dim is None
         if model.similarity_fn_name != "cosine" and not (has_unit_length and model.similarity_fn_name != "manhattan"):

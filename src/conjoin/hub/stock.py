@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
-from conjoin.hub.save import drop_local_paths, export, staged
+from conjoin.hub.save import drop_local_paths, export, pin_image_processors, staged
 from conjoin.hub.sentence_model import SentenceModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -98,7 +98,7 @@ def export_stock(
 
 
 def save_model(
-    model: nn.Module,
+    model: Any,  # noqa: ANN401 - a SentenceModel is none of transformers
     processor: Any,  # noqa: ANN401 - a SentenceProcessor is none of transformers
     folder: str | Path,
     weights: dict[str, Tensor] | None = None,
@@ -120,6 +120,7 @@ def save_model(
     if isinstance(model, SentenceModel):
         with staged(folder) as staging:
             model.save_pretrained(staging)
+            pin_image_processors(staging, *(getattr(each, "processor", None) for each in model.model.modules()))
             for file in staging.rglob("config.json"):
                 drop_local_paths(file)
             files = [file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file()]
@@ -207,14 +208,14 @@ def export_stock_clip(
 
 
 def _save_parts(tokenizer: Any, image_processor: Any, name: str, folder: Path) -> dict[str, Any]:  # noqa: ANN401
-    """Write tokenizer and image processor as publishers do; returns the settings of the image processor."""
+    """Write tokenizer and image processor, by its class, whose pixels differ; returns the settings of the latter."""
     tokenizer._set_processor_class(name)
     tokenizer.save_pretrained(folder)
     pixels: dict[str, Any] = image_processor.to_dict() | {"processor_class": name}
-    pixels["image_processor_type"] = pixels["image_processor_type"].removesuffix("Pil")
     write(folder / "preprocessor_config.json", pixels)
     for file in ("tokenizer_config.json", "preprocessor_config.json"):
         drop_local_paths(folder / file, "auto_map")
+    pin_image_processors(folder, image_processor)
     return pixels
 
 

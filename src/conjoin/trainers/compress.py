@@ -103,6 +103,7 @@ def compress(model: Any, processor: Any, pairs: Sequence[Any], out: str | Path, 
     nn.Module.to(model, device).eval().requires_grad_(False)
     measure("whole", model, processor)
     for kept in sorted(options.layers):
+        student: Any
         if isinstance(model, SentenceModel):
             student, reader = load_cut(*model.source, kept, options.keep_last)
         else:

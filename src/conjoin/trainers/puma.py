@@ -133,7 +133,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
                 f"the teacher must be the un-pruned student: it has {depths[1]} layers of width {widths[1]}, "
                 f"the student {depths[0]} of width {widths[0]}"
             )
-        teacher: Any = whole if self.args.teacher == "full" else whole.text_model.layers[depths[0] :]  # type: ignore[index]
+        teacher: Any = whole if self.args.teacher == "full" else whole.text_model.layers[depths[0] :]
         use_shortcuts(teacher)
         return teacher.requires_grad_(False).eval().to(self.args.device)
 
