@@ -104,7 +104,8 @@ class TestSearch:
             search_items(collection, tiny_encoder(seed=1), ["query"])
 
     @pytest.mark.parametrize("where", ["", "prize < 3", "price <", "price < 3 label = 'x'", "price < 3; drop",
-                                       "price < 3 order by price", "price = 'x'", "price", "id in (select id from t)",
+                                       "price < 3 order by price", "price < 3) or (true", "price < 3) label",
+                                       "price = 'x'", "price", "id in (select id from t)",
                                        "day >= 'soon'", "\x00", "ü🙂", "f(price)"])  # fmt: skip
     def test_bad_conditions_name_the_columns(self, collection, where):
         for use in (

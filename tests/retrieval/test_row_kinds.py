@@ -84,3 +84,5 @@ def test_other_kinds_are_refused(folder):
         search_items(Collection(folder), tiny_encoder(), ["red"], kind="picture")
     with pytest.raises(ValueError, match="cannot be a column"):
         encode_collection([{"id": "a", "text": "a", "metadata": {"row_kind": "x"}}], tiny_encoder(), folder)
+    with pytest.raises(ValueError, match="closes a parenthesis that it did not open"):
+        search_items(Collection(folder), tiny_encoder(), ["red"], kind="text", where="true) or (true")

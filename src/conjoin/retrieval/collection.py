@@ -258,9 +258,7 @@ class Collection(Searchable):
 
     def _query(self, columns: list[str], where: str | None) -> Any:  # noqa: ANN401 - lancedb's
         query = self.table.search().select(columns)
-        return (
-            query if where is None else query.where(f"({where})")
-        )  # else Lance passes over what follows a whole expression
+        return query if where is None else query.where(condition(where))
 
     def _read(self, columns: list[str], where: str | None = None) -> pa.Table:
         """As `scan`, at once, with Lance's number of each row as `_rowid`."""
@@ -324,7 +322,7 @@ class Collection(Searchable):
         else:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
         with reading(self.uri, where, self.schema):
-            table = (search if where is None else search.where(f"({where})")).to_arrow()
+            table = (search if where is None else search.where(condition(where))).to_arrow()
         owners = table["query_index"].to_numpy() if "query_index" in table.column_names else np.zeros(len(table), int)
         ids, candidates = table["id"].to_pylist(), matrix(table["vector"], self.dimension)
         rankings = []
@@ -759,6 +757,23 @@ def index_names(table: Table) -> list[str]:
     return [index.name for index in table.list_indices()]
 
 
+_TEXTS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
+
+
+def condition(where: str) -> str:
+    """A condition in parentheses: without them Lance passes over all that follows a whole expression.
+
+    Raises:
+        ValueError: It closes a parenthesis that it did not open.
+    """
+    depth = 0
+    for sign in _TEXTS.sub("", where):
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if depth < 0:
+            raise ValueError(f"the condition {where!r} closes a parenthesis that it did not open")
+    return f"({where})"
+
+
 def with_kind(where: str | None, kind: str | None) -> str | None:
     """A condition that holds for rows of a kind alone, one of `KINDS`; None for all kinds.
 
@@ -769,7 +784,7 @@ def with_kind(where: str | None, kind: str | None) -> str | None:
         return where
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r} of row; expected one of {', '.join(KINDS)}")
-    return " and ".join([*([] if where is None else [f"({where})"]), f"row_kind == '{kind}'"])  # == of Milvus
+    return " and ".join([*([] if where is None else [condition(where)]), f"row_kind == '{kind}'"])  # == of Milvus
 
 
 def id_conditions(ids: Sequence[str]) -> Iterator[str]:
