@@ -1008,7 +1008,7 @@ def guess_roles(rows: Any, names: Sequence[str], columns: Mapping[str, Any]) -> 
     labels = [
         old for old, kind in (getattr(rows, "features", None) or {}).items() if isinstance(kind, datasets.ClassLabel)
     ]
-    return {role: old for role, old in guessed.items() if role not in given and old not in (None, *labels)}
+    return {role: old for role, old in guessed.items() if role not in given and old is not None and old not in labels}
 
 
 def warn_of_equal_texts(rows: datasets.Dataset, columns: Mapping[str, Any]) -> None:
