@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parent
 RECORDS = FOLDER / "results"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main()" in path.read_text(encoding="utf-8"))
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("[!t]*.py") if "def main()" in path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture

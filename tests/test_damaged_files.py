@@ -31,7 +31,10 @@ def make_stock(folder):
     write_checksums(folder, sorted(path.name for path in folder.iterdir()))
 
 
-KINDS = {"a model": (None, read_model), "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint)}
+KINDS = {
+    "a model": (None, read_model),
+    "a stock model": (make_stock, lambda folder: load_encoder(folder, pooling="cls").fingerprint),
+}
 
 
 def ends(content):

@@ -1,7 +1,6 @@
 """`conjoin serve`: embeddings and search over HTTP; and the options that `conjoin app` shares."""
 
 import threading
-import time
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,21 +109,28 @@ def serve(
     from conjoin.serving.endpoint import make_endpoint
     from conjoin.serving.http import run_server
 
+    stopped = threading.Event()
     for searcher in searchers if watch else ():
-        threading.Thread(target=_watch, args=[searcher], name="conjoin-watch", daemon=True).start()
+        threading.Thread(target=_watch, args=[searcher, stopped], name="conjoin-watch", daemon=True).start()
     app = make_endpoint(searchers[0], options.host, **how)
     running: dict[str, Any] = {"grace": grace, "access_log": access_log, "is_open": not how.get("keys")}
-    run_server(app, options.host, options.port, on_late=searchers[0].batcher.stop, **running)
+    try:
+        run_server(app, options.host, options.port, on_late=searchers[0].batcher.stop, **running)
+    finally:
+        stopped.set()
 
 
-def _watch(searcher: "Searcher") -> None:
-    """Serve new versions of the collection; it is looked for them twice a second."""
+def _watch(searcher: "Searcher", stopped: threading.Event) -> None:
+    """Serve new versions of the collection; it looks for them twice a second, and says each problem once."""
     from conjoin.serving.http import print_line
 
-    while True:
-        time.sleep(0.5)
+    said = ""
+    while not stopped.wait(0.5):
         try:
             if searcher.refresh():
                 print_line(f"serving a new version of {searcher.source}")
+            said = ""
         except (ValueError, OSError) as error:
-            print_line(f"the version before is served: {error}")
+            if str(error) != said:
+                print_line(f"the version before is served: {error}")
+            said = str(error)

@@ -502,7 +502,10 @@ def _kept_values(row: Row, name: str) -> dict[str, Any]:
             raise ItemError(
                 name, f'"metadata" holds {column!r}, which cannot be a column: {own}, "." and "`" mean more'
             )
-    return text | {column: None if is_missing(value) else value for column, value in kept.items()}
+    empty = str, bytes, list, tuple  # of which an empty one is kept as it is
+    return text | {
+        column: None if is_missing(value) and not isinstance(value, empty) else value for column, value in kept.items()
+    }
 
 
 def _schema(rows: Iterable[Row], dimension: int, metadata: dict[str, Any], options: EncodeOptions) -> pa.Schema:
