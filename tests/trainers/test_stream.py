@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from itertools import islice
 
+import datasets
 import fsspec
 import pytest
 from datasets import IterableDataset
@@ -29,7 +30,9 @@ def sources(tmp_path):
 
 
 @pytest.fixture
-def load(tmp_path):
+def load(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 1)  # the library waits so long at each end
+
     def load(sources, seed=0, **options):
         data = DataArguments(dataset_mixture=sources, dataset_streaming=True, **options)
         rows, _ = data.load(seed, SkippedFile(tmp_path / "out"))
