@@ -86,6 +86,8 @@ def test_concurrent_requests_get_their_own_answers(client):
         ("/search", {"items": ["a"], "ranking": "best"}, 422, None, "ranking: Input should be 'default'"),
         ("/search", {"items": ["a"], "where": "length(repeat(text, 9)) > 1"}, 422, None, "calls 'repeat'"),
         ("/search", {"items": ["a"], "where": "colour = 'red'"}, 422, None, "No field named colour"),
+        ("/search", {"items": ["a"], "where": "true) or (true", "kind": "text"}, 422, None, "did not open"),
+        ("/search", {"where": "true) or (true", "filters": {"price": [1]}, "facets": []}, 422, None, "did not open"),
         ("/search", {"items": ["a"], "group_by": "colour"}, 422, None, "the collection has no column 'colour'"),
         ("/search", {"items": ["a"], "weights": {"image": 1}}, 422, None, "item 0: its text has no weight"),
         ("/search", {"items": ["a"], "weights": {"title": 1}}, 422, None, "weights.title"),

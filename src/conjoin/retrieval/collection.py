@@ -1,7 +1,8 @@
 """A collection: encoded items with what is known of them, in one Lance table.
 
 `SHA256SUMS` lists the files of the published version and names that version; `sha256sum -c` takes it. A file of Lance
-never changes, so each is hashed once, at publication. Readers hash it again when they first meet it.
+never changes, so each is hashed once, at publication. Readers hash it again when they open it; in a large collection
+only those that are newer than `SHA256SUMS` (`check_files`).
 """
 
 import json
@@ -10,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,8 @@ KINDS = ("image", "text", "both")
 """Which parts of an item a row has: the values of the column `row_kind`."""
 IDS_AT_ONCE = 1000
 """How many ids stand in one condition."""
+_TEXTS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
+"""Texts and quoted names in a condition."""
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
 _CACHED = 2**22
 """Bytes of indexes and of metadata that a writer keeps; by default Lance keeps up to 7 GB."""
@@ -757,9 +760,6 @@ def index_names(table: Table) -> list[str]:
     return [index.name for index in table.list_indices()]
 
 
-_TEXTS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
-
-
 def condition(where: str) -> str:
     """A condition in parentheses: without them Lance passes over all that follows a whole expression.
 
@@ -790,8 +790,16 @@ def with_kind(where: str | None, kind: str | None) -> str | None:
 def id_conditions(ids: Sequence[str]) -> Iterator[str]:
     """Conditions that hold for the rows under some ids, each for `IDS_AT_ONCE` of them."""
     for start in range(0, len(ids), IDS_AT_ONCE):
-        quoted = ("'" + id_.replace("'", "''") + "'" for id_ in ids[start : start + IDS_AT_ONCE])
-        yield f"id in ({', '.join(quoted)})"
+        yield f"id in ({', '.join(map(sql_literal, ids[start : start + IDS_AT_ONCE]))})"
+
+
+def sql_literal(value: str | float | date) -> str:
+    """A text, a number, a date, or true or false, as a condition writes it."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, date):
+        return f"{'timestamp' if isinstance(value, datetime) else 'date'} '{value}'"
+    return repr(value).lower()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From an address to something that is searched, and from items to results."""
 
 from collections.abc import Collection as Container, Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from conjoin.constants import RANKINGS, RankBy
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import SystemText, item_parts
-from conjoin.retrieval.collection import Collection, milvus_address, with_kind
+from conjoin.retrieval.collection import Collection, condition, milvus_address, sql_literal, with_kind
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection
@@ -204,19 +204,12 @@ def search_groups(
 
 def without_groups(column: str, groups: Iterable[Any], where: str | None = None) -> str:
     """A condition that leaves out the rows of groups: values of a column, or `("row", id)`."""
-    values = [_literal(group) for group in groups if not isinstance(group, tuple)]
-    ids = [_literal(group[1]) for group in groups if isinstance(group, tuple)]
-    parts = [] if where is None else [f"({where})"]
+    values = [sql_literal(group) for group in groups if not isinstance(group, tuple)]
+    ids = [sql_literal(group[1]) for group in groups if isinstance(group, tuple)]
+    parts = [] if where is None else [condition(where)]
     parts += [f"(`{column}` is null or `{column}` not in ({', '.join(values)}))"] if values else []
     parts += [f"id not in ({', '.join(ids)})"] if ids else []
     return " and ".join(parts)
-
-
-def _literal(value: str | float | date) -> str:
-    if isinstance(value, date):
-        kind = "timestamp" if isinstance(value, datetime) else "date"
-        return f"{kind} '{value}'"
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value).lower()
 
 
 def check_column(collection: Searchable, column: str) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conjoin.retrieval import Collection, Searchable
+from conjoin.retrieval.collection import condition, sql_literal
 from conjoin.retrieval.search import check_column
 
 PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
@@ -67,23 +68,17 @@ def filter_condition(name: str, values: Sequence[Any] | Mapping[str, float | str
     """
     if isinstance(values, Mapping):
         ends = [(sign, values.get(end)) for end, sign in (("least", ">="), ("most", "<="))]
-        parts = [f"`{name}` {sign} {_literal(value)}" for sign, value in ends if value is not None]
+        parts = [f"`{name}` {sign} {sql_literal(value)}" for sign, value in ends if value is not None]
     else:
-        parts = [f"`{name}` in ({', '.join(map(_literal, values))})"] if values else []
+        parts = [f"`{name}` in ({', '.join(map(sql_literal, values))})"] if values else []
     if not parts:
         raise ValueError(f'the filter of {name!r} has no values: expected ["a", "b"] or {{"least": 1, "most": 9}}')
     return " and ".join(parts)
 
 
-def _literal(value: str | float | bool) -> str:
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return str(value).lower() if isinstance(value, bool) else f"{value:.15g}"
-
-
 def join_conditions(conditions: Mapping[str, str], but: str | None = None) -> str | None:
     """The conditions joined, without that of one name; None without any."""
-    parts = [f"({each})" for name, each in conditions.items() if name != but]
+    parts = [condition(each) for name, each in conditions.items() if name != but]
     return " and ".join(parts) or None
 
 
