@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from conjoin.hub import check_model, export, is_own_model, load_model, load_processor, model_type
+from conjoin.hub import check_model, export, load_model, load_processor, model_type
 from conjoin.retrieval import load_encoder
 from conjoin.trainers import ModelArguments
 
@@ -20,7 +20,7 @@ def test_every_kind_loads_as_it_was_saved(kind, exports):
     folder, model, processor = exports(kind)
     loaded, read = load_model(folder)
     assert type(loaded) is type(model) and type(read) is type(processor) and not loaded.training
-    assert model_type(folder) == kind and is_own_model(folder)
+    assert model_type(folder) == kind
     batch, again = processor(["a b", "c"]), read(["a b", "c"])
     assert all(torch.equal(batch[name], again[name]) for name in batch)
     with torch.no_grad():
@@ -51,7 +51,6 @@ def test_a_damaged_model_is_one_error_that_names_it(change, problem, tmp_path, o
 
 
 def test_another_kind_is_refused(tiny_checkpoints):
-    assert not is_own_model(tiny_checkpoints["bert"])
     for load in (load_model, load_processor):
         with pytest.raises(ValueError, match=r"is a bert; expected a model of this package, one of \['joint_encoder'"):
             load(tiny_checkpoints["bert"])

@@ -5,7 +5,7 @@ for `bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any r
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -145,12 +145,6 @@ def unit_rows(embeddings: Array, name: str = "embeddings") -> Tensor:
     if bad:
         raise ValueError(f"{name}: {len(bad)} rows are NaN, infinite or zero, the first at index {bad[:3]}")
     return rows / norms
-
-
-def integer_labels(keys: Sequence[Hashable]) -> Tensor:
-    """A number for each of `keys`, equal where they are equal, `(N,)` int64."""
-    numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.long)
 
 
 def rank_of_relevant(scores: Array, relevant: Array, tolerance: float = 0.0) -> Tensor:

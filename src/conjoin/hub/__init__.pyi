@@ -3,7 +3,6 @@ from conjoin.hub.embedder import load_embedder as load_embedder
 from conjoin.hub.folder import (
     check_model as check_model,
     has_file as has_file,
-    is_own_model as is_own_model,
     loading as loading,
     model_kind as model_kind,
     model_type as model_type,

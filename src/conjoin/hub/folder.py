@@ -147,15 +147,6 @@ def adapter_base(path: str | Path, revision: str | None = None) -> str:
     return str(base)
 
 
-def is_own_model(path: str | Path, revision: str | None = None) -> bool:
-    """Whether the configuration at `path` is that of a model of this package.
-
-    Raises:
-        FileNotFoundError: There is no configuration.
-    """
-    return model_type(path, revision) in MODELS
-
-
 def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # noqa: ANN401 - any JSON value
     """The content of a file of a model; None if there is no such file."""
     file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)

@@ -40,7 +40,7 @@ def space_upload(
     if license is not None:
         card = card.replace("pinned: false", f"pinned: false\nlicense: {license}")
     files: dict[str, Path | bytes] = {"README.md": card.encode()}
-    files |= {name: SPACE / name for name in ("Dockerfile",)}
+    files["Dockerfile"] = SPACE / "Dockerfile"
     files |= {f"model/{name}": file for name, file in uploaded.files.items()}
     files |= {f"collection/{name}": file for name, file in collection_files(copied).items()}
     return Upload(repo_id, "space", files, ("Dockerfile", "collection/*", "model/*"), uploaded.left_out)

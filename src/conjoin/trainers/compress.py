@@ -181,7 +181,7 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
 
     lines = {kind: line(means, kind) for kind in ("trained", "untrained")}
     curve = Curve(f"{last}, mean of both directions", lines, "layers")
-    alike = {part: line({name: row[part] for name, row in agreed.items()}) for part in agreement(whole, whole)}
+    alike = {part: line({name: row[part] for name, row in agreed.items()}) for part in next(iter(agreed.values()))}
     shares = {part: line({name: row[part] / whole.costs[part] for name, row in costs.items()}) for part in whole.costs}
     return Results(
         title="Compression of a multimodal embedder",

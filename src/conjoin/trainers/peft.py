@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 
-ADAPTER_FILE = "adapter_config.json"
 TUNED = (BaseTunerLayer, ModulesToSaveWrapper)
 """What peft puts in place of a module."""
 BASE_CLASS = "AutoModelForImageTextToText"
