@@ -146,7 +146,7 @@ def test_methods_that_read_states_of_tokens_refuse_it_by_name(trainer, config, f
 
 def test_the_sample_trains(tmp_path):
     trainer, gradients = step("sample", tmp_path)
-    assert gradients and trainer.evaluate(make_rows(4))["eval_mean_hit_rate@1"] >= 0
+    assert gradients
     trainer.save_model()
     with torch.no_grad():
         expected = trainer.model.eval()(**trainer.processing_class(["a lamp"])).embeddings.numpy()
