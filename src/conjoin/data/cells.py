@@ -46,7 +46,7 @@ def is_missing(value: Any) -> bool:
         return value.strip().lower() in NO_VALUES
     if isinstance(value, bytes | list | tuple | dict):
         return not value
-    return pd.isna(value) is True
+    return value is None or pd.isna(value) is True
 
 
 def row_kind(row: Mapping[str, Any]) -> Literal["image", "text", "both"] | None:
