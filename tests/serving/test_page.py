@@ -36,7 +36,7 @@ def shop(tmp_path_factory):
     """Twelve lamps and chairs in two pictures each, six of them without a date or a price."""
     rows = []
     for number in range(12):
-        kept = {"product": f"p{number // 2}", "brand": f"b{number % 3}", "in_stock": number != 5}
+        kept = {"product": f"p{number // 2}", "brand": f"b{number % 3}", "in_stock": number != 5, "stars": number}
         kept |= {"price": 1.5 * number, "added": f"2026-01-{number + 1:02d}"} if number < 6 else {}
         name = "lamp" if number < 8 else "chair"
         rows.append({"id": f"r{number}", "text": f"a {name} {number}", "metadata": kept})
@@ -79,6 +79,8 @@ def test_a_column_sorts_the_best_results_of_a_query(shop):
         ({"filters": {"brand": ["b0", "b1"]}}, {0, 1, 3, 4, 6, 7, 9, 10}),
         ({"filters": {"price": {"least": 1.5, "most": 4.5}}}, {1, 2, 3}),
         ({"filters": {"price": {"most": 3}, "brand": ["b0"]}}, {0}),
+        ({"filters": {"stars": {"least": 1.5, "most": 3}}}, {2, 3}),
+        ({"filters": {"stars": [2, 4.0]}}, {2, 4}),
         ({"filters": {"in_stock": [False]}}, {5}),
         ({"filters": {"added": {"least": "2026-01-05"}}}, {4, 5}),
         ({"filters": {"brand": ["b0' or 1 = 1 --"]}}, set()),
@@ -160,7 +162,8 @@ def test_mistakes_are_named(client, body, problem):
 def test_what_the_page_shows(shop, searcher):
     page = client_of(shop, currency="EUR", group_by="product").get("/page.json").json()
     assert (page["heading"], page["price"], page["currency"]) == ("Garden shop", "price", "EUR")
-    assert page["columns"] == {"price": "number", "added": "date", "brand": "choice", "in_stock": "choice"}
+    kinds = {"price": "number", "stars": "number", "added": "date", "brand": "choice", "in_stock": "choice"}
+    assert page["columns"] == kinds
     assert (page["show"], page["sides"][0]["rows"], page["explains"]) == (["brand", "in_stock"], 12, [False])
     named = client_of(searcher, heading="Colours", show=["price"], beside=searcher)
     both = named.get("/page.json").json()

@@ -799,7 +799,8 @@ def sql_literal(value: str | float | date) -> str:
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, date):
         return f"{'timestamp' if isinstance(value, datetime) else 'date'} '{value}'"
-    return repr(value).lower()
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return str(int(value)) if whole else repr(value).lower()  # Lance compares no column of integers with `3.0`
 
 
 @contextmanager

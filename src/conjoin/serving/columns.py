@@ -68,12 +68,17 @@ def filter_condition(name: str, values: Sequence[Any] | Mapping[str, float | str
     """
     if isinstance(values, Mapping):
         ends = [(sign, values.get(end)) for end, sign in (("least", ">="), ("most", "<="))]
-        parts = [f"`{name}` {sign} {sql_literal(value)}" for sign, value in ends if value is not None]
+        parts = [f"{_compared(name, value)} {sign} {sql_literal(value)}" for sign, value in ends if value is not None]
     else:
         parts = [f"`{name}` in ({', '.join(map(sql_literal, values))})"] if values else []
     if not parts:
         raise ValueError(f'the filter of {name!r} has no values: expected ["a", "b"] or {{"least": 1, "most": 9}}')
     return " and ".join(parts)
+
+
+def _compared(name: str, value: float | str) -> str:
+    """The column, as numbers with fractions where it is compared with one: Lance refuses one for integers."""
+    return f"cast(`{name}` as double)" if isinstance(value, float) and not value.is_integer() else f"`{name}`"
 
 
 def join_conditions(conditions: Mapping[str, str], but: str | None = None) -> str | None:

@@ -125,9 +125,9 @@ async function show() {
     const facets = settings.lists ? { facets: Object.keys(settings.columns).filter(name => settings.columns[name] !== "date") } : {};
     const answers = await Promise.all(settings.sides.map((_, index) =>
       post(index ? "beside/search" : "search", { ...body, ...facets }, mine.signal)));
-    showAll(answers, body, performance.now() - started);
+    if (mine === asking) showAll(answers, body, performance.now() - started);
   } catch (error) {
-    if (error.name === "AbortError") return;
+    if (mine !== asking) return;
     showNothing("");
     $("error").textContent = error.message[0].toUpperCase() + error.message.slice(1);
   } finally {
