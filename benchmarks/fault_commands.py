@@ -118,7 +118,7 @@ def _push(model: str) -> Callable[[Place], list[str]]:
 
 def _resume(out: Path) -> list[str]:
     """How training continues: from its last complete checkpoint, or again."""
-    return ["--resume"] if any(out.glob("checkpoint-*/trainer_state.json")) else ["--overwrite"]
+    return ["--resume"] if any(out.glob("checkpoint-*/SHA256SUMS")) else ["--overwrite"]
 
 
 def _tensors(tensors: Mapping[str, Any]) -> dict[str, str]:

@@ -7,10 +7,13 @@ import shutil
 
 import pytest
 
+from conjoin.evaluation.results import Headline, Metric, Results
 from conjoin.hub import load_model
+from conjoin.hub.card import read_results
 from conjoin.retrieval.load import load_encoder
-from conjoin.storage import write_checksums
+from conjoin.storage import model_fingerprint, write_checksums
 from damage import wrong_after_damage
+from tiny_trainers import joint
 
 FLIPS = 6
 """Bits flipped in each file."""
@@ -31,9 +34,15 @@ def make_stock(folder):
     write_checksums(folder, sorted(path.name for path in folder.iterdir()))
 
 
+def make_results(folder):
+    folder.mkdir()
+    Results("title", "summary", 0, headline=[Headline("R@5", Metric(0.15))]).save(folder / "results.json")
+
+
 KINDS = {
     "a model": (None, read_model),
     "a stock model": (make_stock, lambda folder: load_encoder(folder, pooling="cls").fingerprint),
+    "results": (make_results, lambda folder: [read(folder / "results.json") for read in (Results.load, read_results)]),
 }
 
 
@@ -51,18 +60,39 @@ def checked_files(folder):
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_damage_is_named_or_harmless(kind, tmp_path, own_export):
-    make, read = KINDS[kind]
-    folder = tmp_path / "made"
-    shutil.copytree(own_export[0], folder) if make is None else make(folder)
-    whole = read(folder)
-    wrong, noticed, files = [], 0, checked_files(folder)
+def damage_all(folder, read):
+    """Damage each file that `folder` is read from, and return what was wrong; at least 8 of 10 damages are errors."""
+    whole, wrong, noticed = read(folder), [], 0
+    files = checked_files(folder)
     for path in files:
         found, count, _ = wrong_after_damage(
             path, lambda: read(folder), whole, path.name.partition("-")[0], FLIPS, ends, path.name
         )
         wrong, noticed = wrong + found, noticed + count
     assert read(folder) == whole
-    assert not wrong, "\n".join(wrong)
-    assert noticed >= 8 * len(files)  # of ten
+    assert noticed >= 8 * len(files)
+    return "\n".join(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named_or_harmless(kind, tmp_path, own_export):
+    make, read = KINDS[kind]
+    folder = tmp_path / "made"
+    shutil.copytree(own_export[0], folder) if make is None else make(folder)
+    assert not damage_all(folder, read)
+
+
+def test_a_damaged_or_unfinished_checkpoint_is_not_resumed(tiny_checkpoints, tmp_path):
+    """Nothing is restored, so the model keeps its weights."""
+    joint(tiny_checkpoints, tmp_path, "gcl", save_strategy="steps", save_steps=1).train()
+    trainer = joint(tiny_checkpoints, tmp_path, "gcl")
+
+    def resumed(folder):
+        trainer.train(resume_from_checkpoint=str(folder))
+        return model_fingerprint(trainer.encoder)
+
+    assert not damage_all(tmp_path / "checkpoint-1", resumed)
+    (tmp_path / "checkpoint-2/SHA256SUMS").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint in .*checkpoint-2': it has no SHA256SUMS"):
+        resumed(tmp_path / "checkpoint-2")
+    assert resumed("true") == resumed(tmp_path / "checkpoint-1")

@@ -26,7 +26,7 @@ from conjoin import __version__
 from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
 from conjoin.processing.item_inputs import parse_item
 from conjoin.retrieval.pictures import make_thumbnail
-from conjoin.storage import atomic_path
+from conjoin.storage import check_checksums, write_checksums, write_text
 
 
 @dataclass(frozen=True)
@@ -239,22 +239,23 @@ class Results:
         return {score.name: score.metrics for score in self.scores}[name]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON; a failed write leaves an older file at `path` unchanged.
+        """Write as JSON, with its checksum in `SHA256SUMS`; a failed write leaves an older file at `path` unchanged.
 
         Raises:
             ValueError: A number is NaN or infinite.
         """
         text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
-        with atomic_path(Path(path)) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_text(Path(path), text + "\n")
+        write_checksums(Path(path).parent, [Path(path).name])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Results":
         """Read what `save` wrote.
 
         Raises:
-            ValueError: Not JSON, missing or unknown keys, or values of other types; the message names the file.
+            ValueError: Damaged, not JSON, missing or unknown keys, or other types; the message names the file.
         """
+        check_checksums(Path(path).parent, "evaluate again", Path(path).name)
         try:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except ValidationError as error:

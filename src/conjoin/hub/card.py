@@ -16,6 +16,7 @@ import conjoin
 from conjoin.hub.folder import MODELS
 from conjoin.hub.local_paths import is_local, public_name, without_paths
 from conjoin.hub.stock import PROCESSORS
+from conjoin.storage import check_checksums
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "model_cards"
 CARDS = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_model_cards"
@@ -158,7 +159,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: There is nothing.
-        ValueError: A file holds no results, or the folder those of several models.
+        ValueError: A file is damaged or holds no results, or the folder those of several models.
     """
     files = sorted(path.glob("results/*/*/*.json")) if path.is_dir() else [path]
     files = [file for file in files if file.name != "model_meta.json"]
@@ -168,6 +169,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
         raise FileNotFoundError(f"{str(path)!r} has no results of MTEB (results/MODEL/REVISION/TASK.json)")
     found = []
     for file in files:
+        check_checksums(file.parent, "evaluate again", file.name)
         content = _read(file)
         if "headline" in content:
             found.append({"title": file.stem, **content})

@@ -137,12 +137,16 @@ def file_digest(path: Path) -> str:
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the checksums of some files of a folder into its `SHA256SUMS`.
+    """Write the checksums of some files of a folder into its `SHA256SUMS`, which keeps those of other files.
 
     The lines are for `sha256sum -c`, after a comment with the number of files: so a cut is seen.
     """
-    lines = [f"{file_digest(folder / name)}  {name}\n" for name in sorted(names)]
-    write_text(folder / FOLDER_CHECKSUMS, f"# {len(lines)} files\n" + "".join(lines))
+    sums = read_checksums(folder) | {name: file_digest(folder / name) for name in names}
+    listed = folder / FOLDER_CHECKSUMS
+    former = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    comments = [line for line in former if line[:2] == "# " and not line.endswith(" files")]
+    lines = [f"# {len(sums)} files", *comments, *(f"{digest}  {name}" for name, digest in sorted(sums.items()))]
+    write_text(listed, "".join(f"{line}\n" for line in lines))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
@@ -152,12 +156,13 @@ def read_checksums(folder: Path) -> dict[str, str]:
     return {name: digest for digest, name in _LINE.findall(text)}
 
 
-def check_checksums(folder: Path, remedy: str) -> None:
+def check_checksums(folder: Path, remedy: str, only: str | None = None) -> None:
     """Compare the files of a folder with its `SHA256SUMS`; a folder without one is accepted.
 
     Args:
         folder: Their folder.
         remedy: What makes a damaged file again, or replaces it.
+        only: The one file to compare, which may not be listed; all that are listed when None.
 
     Raises:
         DamagedError: One differs or is missing; the message names it and ends with `remedy`.
@@ -171,7 +176,7 @@ def check_checksums(folder: Path, remedy: str) -> None:
     if len(sums) != len(lines) or not sums or (count and int(count[1]) != len(sums)):
         raise DamagedError(f"the file {str(listed)!r} is truncated or damaged; {remedy}")
     for name, digest in sums.items():
-        if not (folder / name).is_file() or file_digest(folder / name) != digest:
+        if only in (None, name) and (not (folder / name).is_file() or file_digest(folder / name) != digest):
             raise DamagedError(
                 f"the file {str(folder / name)!r} is missing, truncated or damaged: it differs from its checksum in "
                 f"{FOLDER_CHECKSUMS}; {remedy}"

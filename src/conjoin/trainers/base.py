@@ -39,6 +39,8 @@ from conjoin.losses.temperature import Temperature
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.push import model_upload, push
+from conjoin.storage import FOLDER_CHECKSUMS
+from conjoin.trainers.checkpoints import Checksums, check_checkpoint, last_checkpoint
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
@@ -78,8 +80,6 @@ NO_EFFECT = {"compute_loss_func": "a subclass with its own `loss_terms`", "model
 """The arguments of `Trainer` that cannot work here, and what to use."""
 _ALONE = "alone"
 """The name of the share of batches in which no row had a negative, among the sums of the terms."""
-_LAST_FILE = "trainer_state.json"
-"""What transformers writes into a checkpoint last."""
 
 
 @dataclass
@@ -460,6 +460,7 @@ class RetrievalTrainer(Trainer):
         if self.sharding.fsdp and isinstance(encoder, SentenceModel):
             raise ValueError("FSDP shards models of this package; train one of sentence-transformers without it (DDP)")
         self.add_callback(self.sharding)
+        self.add_callback(Checksums(self.accelerator))
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
         self.add_callback(self.epochs)
 
@@ -673,9 +674,16 @@ class RetrievalTrainer(Trainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as `Trainer.train`; True resumes from the last checkpoint that is whole."""
+        """Train, as `Trainer.train`; True resumes from the last checkpoint that is complete.
+
+        Raises:
+            DamagedError: A file of the checkpoint is damaged.
+            FileNotFoundError: There is no complete checkpoint.
+        """
         if resume_from_checkpoint is True or str(resume_from_checkpoint).lower() == "true":
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)))
+        if resume_from_checkpoint and self.args.local_process_index == 0:
+            check_checkpoint(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -906,6 +914,8 @@ class RetrievalTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Export the encoder to a folder; inside a checkpoint, save the full training state."""
         if _internal_call and output_dir is not None:
+            if self.args.should_save:
+                Path(output_dir, FOLDER_CHECKSUMS).unlink(missing_ok=True)  # of an earlier run
             if self.sharding.fsdp:
                 self._save(output_dir, self.sharding.weights())
             else:
@@ -1053,19 +1063,6 @@ def named_row(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, A
 def _is_row(values: list[Any]) -> bool:
     """Whether the first value of a list is a row, and no cell of a column."""
     return bool(values) and isinstance(values[0], Mapping) and not {*values[0]} <= {"bytes", "path"}
-
-
-def last_checkpoint(folder: str | Path) -> Path:
-    """Return the last complete checkpoint in a folder.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
-    complete = [path.parent for path in Path(folder).glob(f"checkpoint-*/{_LAST_FILE}")]
-    steps = {int(path.name[11:]): path for path in complete if path.name[11:].isdigit()}
-    if not steps:
-        raise FileNotFoundError(f"no checkpoint to resume from in {str(folder)!r}; train without --resume")
-    return steps[max(steps)]
 
 
 def _cut(value: Tensor, width: int) -> Tensor:
