@@ -63,23 +63,21 @@ class Options(ColumnOptions, PromptOptions, ImageOptions, ComputeOptions):
 
 def run(options: Options) -> None:
     """Run the command."""
-    import torch
     from accelerate.utils import broadcast_object_list
 
     from conjoin.data.csv_files import ENCODING
     from conjoin.retrieval import encode_collection, load_encoder
-    from conjoin.retrieval.encode import launched_processes
 
     if options.encoding is not None:
         os.environ[ENCODING] = options.encoding
-    processes = launched_processes()
+    processes = options.launched()
     if options.bf16 is None:
         options.bf16 = _is_bf16(options)
         if processes is not None:
             options.bf16 = broadcast_object_list([options.bf16])[0]
-    is_first = processes is None or processes.process_index == 0
+    is_first = processes is None or processes.is_main_process
     how = pick(options, "sync", "prompt", "prompt_name", "dtype", "on_error", "keep_pictures")
-    how |= {"settings": {"only": options.only}, "show_progress": not options.quiet and is_first}
+    how |= {"settings": {"only": options.only}, "show_progress": not options.quiet}
     rows = options.load_rows(options.data, on_error=options.on_error, keep=options.keep)
     if options.sync and is_first and not options.streaming and all(id_ == str(n) for n, id_ in enumerate(rows["id"])):
         logger.warning(
@@ -98,8 +96,6 @@ def run(options: Options) -> None:
 
         _report(options, encode_on_ray(rows, load, options.out, workers=options.ray or None, **how))
         return
-    if processes is not None and options.device is None and (gpus := torch.cuda.device_count()):
-        options.device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}"  # its own
     encoder = load_encoder(options.model, **options.encoder_options())
     collection = encode_collection(rows, encoder, options.out, processes=processes, **how)
     if is_first:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from conjoin.cli.options import ComputeOptions, ImageOptions, PromptOptions, RerankOptions, option, pick
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
+
     from conjoin.evaluation import Results
 
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 class BenchmarkOptions(PromptOptions, ImageOptions, RerankOptions, ComputeOptions):
     """Evaluate a model on a benchmark; print its scores, and write results.json and report.html.
 
-    The same command resumes an interrupted evaluation.
+    The same command resumes an interrupted evaluation. Under `accelerate launch -m` or `torchrun -m` the processes
+    share the rows to encode.
 
     Args:
         source: Folder or Hub name of a model, as for `conjoin encode`.
@@ -89,7 +92,10 @@ def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives
 
     from conjoin.evaluation import format_results, render_report
 
-    results = _of_collection(options) if options.benchmark is None else _of_model(options)
+    processes = options.launched()
+    results = _of_collection(options) if options.benchmark is None else _of_model(options, processes)
+    if processes is not None and not processes.is_main_process:
+        return
     print(format_results(results))
     if options.out is not None:
         out = Path(options.out)
@@ -110,13 +116,14 @@ def _of_collection(options: Any) -> "Results":  # noqa: ANN401
     return evaluate_collection(collection, options.queries, encoder, **how)
 
 
-def _of_model(options: Any) -> "Results":  # noqa: ANN401
+def _of_model(options: Any, processes: "PartialState | None") -> "Results":  # noqa: ANN401
     from conjoin.evaluation import EvaluateOptions, evaluate, find_task
     from conjoin.retrieval import load_encoder
 
     encoder, reranker = load_encoder(options.source, **options.encoder_options()), options.load_reranker()
     names = ("hubness_penalty", "rerank_top", "baselines", "prompt", "prompt_name")
-    how = EvaluateOptions(reranker=reranker, show_progress=not options.quiet, **pick(options, *names))
+    shared: Any = {"processes": processes, "show_progress": not options.quiet}
+    how = EvaluateOptions(reranker=reranker, **shared, **pick(options, *names))
     task, out = find_task(options.benchmark), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     results = evaluate(encoder, task, out, how, **pick(options, *(each.name for each in fields(task.options))))

@@ -15,6 +15,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
+
     from conjoin.data.pair_sources import AnyDataset
     from conjoin.retrieval import Reranker
 
@@ -283,6 +285,19 @@ class ComputeOptions(EncoderOptions):
     workers: int = option(0, least=0)
     truncate_dim: int | None = option(least=1)
     bf16: bool | None = False
+
+    def launched(self) -> "PartialState | None":
+        """Connect to the other processes of `accelerate launch` or `torchrun`, if any, and take a GPU for this one."""
+        from conjoin.retrieval import launched_processes
+
+        processes = launched_processes()
+        if processes is not None:
+            import torch
+
+            if self.device is None and (gpus := torch.cuda.device_count()):
+                self.device = f"cuda:{processes.local_process_index % gpus}"
+            self.quiet |= not processes.is_main_process
+        return processes
 
 
 def pick(options: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - a command's options

@@ -14,6 +14,8 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 
 from conjoin.constants import Role
 from conjoin.data.cells import row_kind
@@ -75,6 +77,8 @@ class EvaluateOptions:
         baselines: Also score parts of the items, and the model's towers. None: if there are few rows.
         prompt: Of queries without an instruction, in place of the model's own prompt.
         prompt_name: The name of one of the model's prompts, likewise.
+        processes: Of a launch, see `launched_processes`: they share the rows to encode, each returns all scores, and
+            the first one writes the files.
     """
 
     ks: Sequence[int] = (1, 5, 10)
@@ -87,6 +91,7 @@ class EvaluateOptions:
     baselines: bool | None = None
     prompt: str | None = None
     prompt_name: str | None = None
+    processes: PartialState | None = None
 
 
 class _Vectors:
@@ -149,7 +154,7 @@ class CellVectors:
         if key in self.encoded:
             return self.encoded[key]
         how: dict[str, Any] = {"role": role, "prompt_name": name}
-        shows = self.options.show_progress
+        shows, processes = self.options.show_progress, self.options.processes
         found: Collection | _Vectors
         if self.view == "sum":
             total: dict[str, np.ndarray] = {}
@@ -160,15 +165,21 @@ class CellVectors:
             matrix = np.stack(list(total.values()))
             found = _Vectors(list(total), matrix / np.linalg.norm(matrix, axis=1, keepdims=True))
         elif self.view is None and (instruction is None or isinstance(instruction, str)):
-            how |= {"prompt": prompt, "show_progress": shows}
+            how |= {"prompt": prompt, "show_progress": shows, "processes": processes}
             found = encode_collection(rows.rows, self.encoder, self.folder / folder, sync=True, **how)
         else:
             seen, ids, matrices = self._seen(rows), list[str](), list[np.ndarray]()
-            while chunk := list(itertools.islice(seen, _ROWS_AT_ONCE)):
-                names, items, instructions = map(list, zip(*chunk, strict=True))
-                prompts = [prompt if own is None else as_prompt(self.encoder, own) for own in instructions]
-                matrices.append(self.encoder.encode(items, prompt=prompts, ids=names, show_progress_bar=shows, **how))
-                ids += names
+            rank, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
+            share = slice(rank * _ROWS_AT_ONCE, (rank + 1) * _ROWS_AT_ONCE)
+            while chunk := list(itertools.islice(seen, count * _ROWS_AT_ONCE)):
+                ids += [id_ for id_, _, _ in chunk]
+                own: list[np.ndarray] = []
+                if chunk[share]:
+                    names, items, instructions = map(list, zip(*chunk[share], strict=True))
+                    prompts = [prompt if each is None else as_prompt(self.encoder, each) for each in instructions]
+                    how |= {"prompt": prompts, "ids": names, "show_progress_bar": shows}
+                    own = [self.encoder.encode(items, **how)]
+                matrices += own if processes is None else gather_object(own)
             found = _Vectors(ids, np.concatenate(matrices) if matrices else np.empty((0, 1), np.float32))
         self.encoded[key] = found
         return found
@@ -321,7 +332,7 @@ def evaluate_cells(
     scores = []
     for cell in progress(cells, "cells", show=options.show_progress):
         scores.append(score_cell(cell, vectors))
-        if cell.run_depth:
+        if cell.run_depth and (options.processes is None or options.processes.is_main_process):
             _write_run(cell, scores[-1].results, Path(out))
     return scores
 
