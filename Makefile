@@ -2,6 +2,7 @@
 VENV ?= .venv
 LOWEST ?= .venv-lowest
 NEWEST ?= .venv-newest
+CORE ?= .venv-core
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE  # every process that the tests start would com
 COMMON := runs/transformers
 RELEASE := runs/release
 
-.PHONY: help demo app docs test test-all test-app test-common test-lowest test-newest attack lock audit sbom licences check format release-check clean
+.PHONY: help demo app docs test test-all test-app test-common test-core test-lowest test-newest attack lock audit sbom licences check format release-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +69,11 @@ attack: $(ALL) ## Hostile inputs, damage, power loss, races, slow clients, and k
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ATTACKS)
 	$(BIN)/python benchmarks/reliability.py --kills 6 --others 2 --json runs/attack.json
 
+test-core: ## Run the fast tests with a plain installation and the newest releases of all but torch, in an environment of their own
+	$(PYTHON) -m venv $(CORE)
+	$(CORE)/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e . pytest pytest-xdist hypothesis "$$(grep ^torch== constraints.txt)"
+	$(CORE)/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+
 test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows, in an environment of their own
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python $(INSTALL) -c constraints-lowest.txt -e ".[dev]" torchvision
@@ -114,7 +120,7 @@ release-check: ## Build the package, check it, and run the demo and the README's
 	$(PYTHON) -m venv $(RELEASE)/clean
 	$(RELEASE)/clean/bin/python $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[sample]"
 	$(RELEASE)/clean/bin/python $(INSTALL) $(TOWERS)
-	cd $(RELEASE) && clean/bin/conjoin demo && clean/bin/python ../../.ci/run_readme.py ../../README.md
+	cd $(RELEASE) && clean/bin/conjoin demo && clean/bin/python ../../.ci/run_readme.py
 
 clean: ## Remove what the demo and the tests wrote
 	rm -rf dist runs .mypy_cache .pytest_cache .ruff_cache

@@ -9,19 +9,18 @@ from sentence_transformers.models import Pooling, Transformer
 
 from conjoin import ItemEncoder, load_encoder
 from conjoin.cli.main import main
-from conjoin.evaluation.mteb_model import MtebModel, mteb_model
 from tiny_encoder import tiny_encoder
+
+pytest.importorskip("mteb")
+
+import mteb
+
+from conjoin.evaluation.mteb_model import MtebModel, mteb_model
 
 KINDS = (
     *("MockAny2AnyRetrievalI2TTask", "MockAny2AnyRetrievalT2ITask", "MockMultiChoiceTask"),
     *("MockImageClassificationTask", "MockVisualSTSTask", "MockSTSTask", "MockRetrievalTask"),
 )
-
-
-@pytest.fixture(autouse=True)
-def mteb():
-    """The library, imported where these tests run: it takes seconds."""
-    return pytest.importorskip("mteb")
 
 
 def mock(name):
@@ -46,7 +45,7 @@ def recorder():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mteb_evaluates_any_model(kind, mteb, tmp_path):
+def test_mteb_evaluates_any_model(kind, tmp_path):
     task = mock(kind)
     results = mteb.evaluate(MtebModel(tiny_encoder(name="owner/tiny")), [task], cache=mteb.ResultCache(tmp_path))
     score = results.task_results[0].get_score()
@@ -55,7 +54,7 @@ def test_mteb_evaluates_any_model(kind, mteb, tmp_path):
     assert "owner__tiny" in str(file) and json.loads(file.read_text())["scores"]
 
 
-def test_the_command_writes_mtebs_results_and_resumes(model, mteb, tmp_path, capsys, monkeypatch):
+def test_the_command_writes_mtebs_results_and_resumes(model, tmp_path, capsys, monkeypatch):
     tasks = [mock("MockAny2AnyRetrievalT2ITask"), mock("MockVisualSTSTask")]
     monkeypatch.setattr(mteb, "get_tasks", lambda **options: tasks)
     command = ["mteb", str(model), "--tasks", "a", "b", "--out", str(tmp_path / "out"), "--quiet"]
@@ -75,7 +74,7 @@ def test_the_command_writes_mtebs_results_and_resumes(model, mteb, tmp_path, cap
     assert "name: MTEB MockAny2AnyRetrievalT2I" in card and "nan" not in card
 
 
-def test_instructions_are_for_models_that_follow_them(mteb, retriever, monkeypatch):
+def test_instructions_are_for_models_that_follow_them(retriever, monkeypatch):
     task = mock("MockAny2AnyRetrievalT2ITask")
     monkeypatch.setattr(task.metadata, "prompt", {"query": "Find the picture."})
     for encoder, told in ((recorder(), None), (Recorder(*retriever("qwen2_vl", 1)), "Find the picture. ")):
@@ -87,7 +86,7 @@ def test_instructions_are_for_models_that_follow_them(mteb, retriever, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "joint_encoder"])
-def test_the_scores_are_those_of_mteb_itself(kind, mteb, exports, tiny_checkpoints, tmp_path, monkeypatch):
+def test_the_scores_are_those_of_mteb_itself(kind, exports, tiny_checkpoints, tmp_path, monkeypatch):
     """sentence-transformers loads each of them; its models do not get the instructions of tasks."""
     from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
 
@@ -142,7 +141,7 @@ def test_meta_says_what_the_model_is(tiny_checkpoints):
     assert MtebModel(load_encoder(tiny_checkpoints["clip"])).mteb_model_meta.modalities == ["text", "image"]
 
 
-def test_mistakes_are_one_line(model, mteb, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_one_line(model, tmp_path, capsys, monkeypatch):
     def refuse(*names, tasks=()):
         raise KeyError(f"{[*names, *tasks]} not found")
 

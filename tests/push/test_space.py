@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import yaml
-from fastapi.testclient import TestClient
 from PIL import Image
 
 from conjoin.cli.main import main
@@ -13,9 +12,14 @@ from conjoin.push.model import model_upload
 from conjoin.push.space import space_upload
 from conjoin.retrieval import Collection, encode_collection, load_encoder
 from conjoin.retrieval.pictures import read_picture
-from conjoin.serving.endpoint import make_endpoint
 from conjoin.serving.searcher import Searcher
 from tiny_serving import png, uri
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+from conjoin.serving.endpoint import make_endpoint
 
 
 @pytest.fixture(scope="module")

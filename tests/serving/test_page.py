@@ -10,8 +10,6 @@ from datasets import Dataset
 from PIL import Image
 
 from conjoin.retrieval import Collection, encode_collection, open_collection
-from conjoin.serving.endpoint import make_endpoint
-from conjoin.serving.page import Page
 from conjoin.serving.searcher import Searcher
 from tiny_encoder import tiny_encoder
 from tiny_serving import COLOURS, LIMITS, png, uri
@@ -19,6 +17,9 @@ from tiny_serving import COLOURS, LIMITS, png, uri
 pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
+
+from conjoin.serving.endpoint import make_endpoint
+from conjoin.serving.page import Page
 
 
 def client_of(searcher, **page):

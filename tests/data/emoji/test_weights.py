@@ -1,7 +1,5 @@
 import sys
 
-import onnx
-import onnx.reference
 import pytest
 import torch
 from PIL import Image
@@ -9,6 +7,11 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from conjoin.data import load_sample_text_tower, load_sample_vision_tower, sample_image_processor
 from conjoin.data.emoji.sample import wheel_folder
+
+pytest.importorskip("onnx")
+
+import onnx
+import onnx.reference
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import datasets
 import mini_merit
 import numpy as np
 import pytest
-import pytrec_eval
 
 from conjoin.evaluation import EvaluateOptions, evaluate, read_qrels
 from tiny_encoder import tiny_encoder
@@ -167,6 +166,7 @@ def test_another_tool_finds_the_same_scores_in_the_run_files(
         for query, found in read_run(tmp_path / "runs/test.txt").items()
     }
     qrels = {query: dict(judged) for query, judged in read_qrels(tmp_path / "qrels/test.txt").items()}
+    pytrec_eval = pytest.importorskip("pytrec_eval")
     judged = pytrec_eval.RelevanceEvaluator(qrels, {"success_1,5,10", "recip_rank"}).evaluate(ranking)
     assert len(judged) == results.scores[0].queries == 80
     found = {name: metric.value for name, metric in results.metrics("test").items()}
