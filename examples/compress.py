@@ -6,11 +6,10 @@ The output folder gets a model for each depth (`layers-14`), and a report that c
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from conjoin import CompressOptions, compress, load_model, load_pairs, render_report
+from conjoin import CompressOptions, compress, load_model, load_pairs
 
 
 @dataclass
@@ -27,8 +26,7 @@ def main() -> None:
     script, options = HfArgumentParser((ScriptArguments, CompressOptions)).parse_args_into_dataclasses()
     model, processor = load_model(script.model)
     results = compress(model, processor, load_pairs(script.data, only="both"), script.out, options)
-    results.save(Path(script.out) / "compress.json")
-    print(f"{results.summary}\nwrote {render_report(results, Path(script.out) / 'compress.html')}")
+    print(f"{results.summary}\nwrote {results.save(script.out)}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from conjoin.data import DataArguments, load_pairs
-from conjoin.evaluation import Results, format_table, render_report
+from conjoin.evaluation import Results, format_table
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection import check_place
@@ -111,10 +111,10 @@ def main() -> None:
     if args.bf16 is not None:
         flags += ["--bf16", str(args.bf16).lower()]
     results = run_solar(args.out, [*flags, *rest], lambda text: print(f"\n{text}", flush=True))
-    results.save(args.out / "results.json")
+    report = results.save(args.out)
     for table in results.tables:
         print(f"\n{format_table(table)}")
-    print(f"\nReport:     {render_report(results, args.out / 'report.html').resolve().as_uri()}")
+    print(f"\nReport:     {report.resolve().as_uri()}")
 
 
 if __name__ == "__main__":

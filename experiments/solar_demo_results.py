@@ -24,7 +24,7 @@ from conjoin.evaluation import (
     Table,
     bootstrap_ci,
     picture,
-    score_symmetric,
+    score_ranks,
 )
 from conjoin.evaluation.results import TableRow
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -182,7 +182,7 @@ def _settings(trainer: RetrievalTrainer) -> dict[str, Any]:
 
 def _symmetric(kinds: Sequence[str | None], outcome: Outcomes, seed: int) -> dict[str, Metric]:
     """The metrics of a run, and the precision of each kind of negative."""
-    metrics = score_symmetric(outcome.ranks, outcome.wins, outcome.pool, seed=seed)
+    metrics = score_ranks(outcome.ranks, 1, outcome.pool, mrr=None, seed=seed, wins=outcome.wins)
     for kind in KINDS:
         wins = outcome.wins[torch.tensor([other == kind.replace(" ", "_") for other in kinds])].double()
         metrics |= {f"precision, {kind}": Metric.from_values(wins, 0.5, seed=seed)} if len(wins) else {}

@@ -42,7 +42,7 @@ WRITERS = {
     "folders": write_new_folders,
     "mined": write_negatives,
     "model": None,
-    "results": lambda folder: Results("title", "summary", 0).save(folder / "results.json"),
+    "results": lambda folder: Results("title", "summary", 0).save(folder),
 }
 
 

@@ -11,7 +11,7 @@ from conjoin.data import (
     merit_queries as merit_queries,
     symmetric_triplets as symmetric_triplets,
 )
-from conjoin.evaluation import analyse_mllm as analyse_mllm, evaluate as evaluate, render_report as render_report
+from conjoin.evaluation import analyse_mllm as analyse_mllm, compare as compare, evaluate as evaluate
 from conjoin.hub import (
     export as export,
     from_backbones as from_backbones,

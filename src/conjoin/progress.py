@@ -1,4 +1,4 @@
-"""Progress of long work: a bar, which outside of a terminal appears every half minute."""
+"""Progress of long work: a bar, which outside of a terminal or a notebook appears every half minute."""
 
 import sys
 from collections.abc import Iterable
@@ -7,6 +7,13 @@ from typing import Any
 from tqdm.auto import tqdm
 
 SECONDS_IN_LOGS = 30.0
+
+
+def shows_bars() -> bool:
+    """Whether a bar can be drawn again and again: in a terminal and in a notebook."""
+    from transformers.utils import is_in_notebook
+
+    return sys.stderr.isatty() or is_in_notebook()
 
 
 def progress(
@@ -22,6 +29,6 @@ def progress(
         show: Whether to show anything.
     """
     options: dict[str, Any] = {"unit": unit, "disable": not show}
-    if not sys.stderr.isatty():
+    if not shows_bars():
         options |= dict.fromkeys(("mininterval", "maxinterval", "delay"), SECONDS_IN_LOGS)
     return tqdm(rows, desc, total, **options)

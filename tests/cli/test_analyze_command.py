@@ -28,11 +28,11 @@ def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, t
     out = tmp_path / "out"
     assert main(["analyze", model, data, "--out", str(out), "--device", "cpu", "--pairs", "3"]) == 0
     printed = capsys.readouterr()
-    assert "analysis.html" in printed.out and "images: 100%" in printed.err and "texts: 100%" in printed.err
-    found = json.loads((out / "analysis.json").read_text())
+    assert "report.html" in printed.out and "images: 100%" in printed.err and "texts: 100%" in printed.err
+    found = json.loads((out / "results.json").read_text())
     assert [len(table["rows"]) for table in found["tables"]] == [3 if kind == "retriever" else 4] * 3
     assert found["dataset"] == {"pairs": 3, "pairs for attention": 3, "name": data, "split": "train"}
-    assert "Content-Security-Policy" in (out / "analysis.html").read_text()
+    assert "Content-Security-Policy" in (out / "report.html").read_text()
 
 
 def test_mistakes_are_one_line(data, mllm_checkpoints, capsys):

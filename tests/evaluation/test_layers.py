@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conjoin.evaluation import Curve, analyse_mllm, render_report
+from conjoin.evaluation import Curve, analyse_mllm
 from conjoin.evaluation.layers import (
     ATTENDED,
     depth_advice,
@@ -122,10 +122,9 @@ def test_the_report(retriever, pairs, tmp_path):
     assert [line[-1] for line in shares.values()] == [[4, 1]] * 4 and shares["parameters"][0][1] < 1
     sums = [sum(row[1:]) for row in tables["Attention of the readout token"].rows]
     assert sums == pytest.approx([1] * 4, abs=0.003)
-    page = render_report(results, tmp_path / "page.html").read_text()
+    page = results.save(tmp_path).read_text()
     assert page.count('role="img"') == 3 and "Attention of the readout token" in page
-    results.save(tmp_path / "a.json")
-    assert type(results).load(tmp_path / "a.json") == results
+    assert type(results).load(tmp_path / "results.json") == results
 
 
 def test_only_a_retriever_is_analysed():

@@ -24,7 +24,6 @@ from conjoin.evaluation import (
     format_results,
     format_table,
     picture,
-    render_report,
     score_table,
 )
 
@@ -72,13 +71,13 @@ class Page(HTMLParser):
 
 
 def render(results, tmp_path):
-    return render_report(results, tmp_path / "deep" / "report.html").read_text()
+    return results.save(tmp_path / "deep").read_text()
 
 
 def test_json_round_trip(results, tmp_path):
-    results.save(tmp_path / "results.json")
+    results.save(tmp_path)
     loaded = Results.load(tmp_path / "results.json")
-    assert loaded == results and {*os.listdir(tmp_path)} == {"results.json", "SHA256SUMS"}
+    assert loaded == results and {*os.listdir(tmp_path)} == {"report.html", "results.json", "SHA256SUMS"}
     assert loaded.metrics("text → image")["hit_rate@10"].value == 0.4512
     with pytest.raises(KeyError, match="x"):
         loaded.metrics("x")
@@ -132,11 +131,11 @@ def test_malformed_results(results, tmp_path, change, message):
 
 
 def test_nan_is_not_written(results, tmp_path):
-    results.save(tmp_path / "results.json")
+    results.save(tmp_path)
     before = (tmp_path / "results.json").read_text()
     results.headline = [Headline("x", Metric(0.5, math.nan))]
     with pytest.raises(ValueError, match="not JSON compliant: nan"):
-        results.save(tmp_path / "results.json")
+        results.save(tmp_path)
     assert (tmp_path / "results.json").read_text() == before
 
 

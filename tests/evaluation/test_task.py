@@ -62,12 +62,12 @@ def test_rows_of_one_name_are_encoded_once_and_kept(encoder, tmp_path):
 
 
 def test_examples_are_spread_and_show_misses(encoder, tmp_path):
-    many = rows("many", {f"m{n}": "a" * n + "b" * (40 - n) for n in range(41)})
+    many = rows("many", {f"m{n}": "a" * n + "b" * (140 - n) for n in range(141)})
     cell = Cell("words", rows("one", {"q": "a", "p": "b"}), many, {"q": ["m2"], "p": ["m0"]})
     scores = evaluate_one(encoder, cell, tmp_path, EvaluateOptions(ks=(1,), mrr=None))
     task = Task("words", "Words", "", object, list, ks=(1,), mrr=None)
     missed, found = make_report(task, [scores]).examples
-    assert (missed.title, missed.rank, missed.gallery) == ("words · q", None, 41)  # beyond what was searched
+    assert (missed.title, missed.rank, missed.gallery) == ("words · q", None, 141)  # beyond what was searched
     assert [hit.correct for hit in missed.results] == [False] * 5 and (found.title, found.rank) == ("words · p", 1)
 
 
@@ -108,17 +108,17 @@ def test_hubness_penalty_ranks_as_the_formula_says():
 def test_a_benchmark_is_its_cells(encoder, tmp_path):
     @dataclass
     class Words:
-        depth: int
+        letters: int
 
     def cells(options):
         groups = {"length": {"one letter": ["q1", "q3"], "two letters": ["q2"]}}
-        return [Cell("words", QUERIES, CORPUS, QRELS, groups=groups, run_depth=options.depth)]
+        return [Cell("words", QUERIES, CORPUS, QRELS, groups=groups)]
 
     task = Task("words", "Words", "Words search words.", Words, cells, ks=(1, 3))
-    results = evaluate(encoder, task, tmp_path, EvaluateOptions(seed=4), depth=3)
+    results = evaluate(encoder, task, tmp_path, EvaluateOptions(seed=4), letters=3)
     scores, by_length = results.tables
     assert (results.title, results.seed, results.headline[0].label) == ("Words", 4, "words, R@1")
-    assert (results.benchmark, results.dataset) == ("words", {"depth": 3})
+    assert (results.benchmark, results.dataset) == ("words", {"letters": 3})
     assert scores.columns == ["", "n", "candidates", "R@1", "R@3", "MRR@10"]
     assert scores.rows[0][:3] == ["words", 3, 5] and scores.rows[0][4].value == pytest.approx(2 / 3)
     assert [row[:2] for row in by_length.rows] == [["one letter", 2], ["two letters", 1]]
@@ -130,9 +130,9 @@ def test_a_benchmark_is_its_cells(encoder, tmp_path):
 
 
 def test_ids_of_a_run_file_are_one_word(encoder, tmp_path):
-    cell = Cell("words", rows("q", {"q 1": "a"}), CORPUS, {"q 1": ["c1"]}, run_depth=3)
-    with pytest.raises(ValueError, match="words: an id must be one word in a run file, got the line 'q 1 Q0 c1"):
-        evaluate_cells(encoder, [cell], tmp_path)
+    evaluate_cells(encoder, [Cell("words", rows("q", {"q 1": "a"}), CORPUS, {"q 1": ["c1"]})], tmp_path)
+    assert (tmp_path / "runs/words.txt").read_text().startswith("q%201 Q0 c1 1 ")
+    assert (tmp_path / "qrels/words.txt").read_text() == "q%201 0 c1 1\n"
 
 
 def test_a_mixed_gallery_says_which_kinds_are_found(encoder, tmp_path):

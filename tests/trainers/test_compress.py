@@ -68,11 +68,11 @@ def test_from_the_command_line(embedder, tmp_path, capsys):
     assert main(["compress", str(embedder), *words, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "Agreement with the whole model" in printed and "At 50 % of the whole model's R@1" in printed
-    found = json.loads((out / "compress.json").read_text())
+    found = json.loads((out / "results.json").read_text())
     assert [row[0] for row in found["tables"][0]["rows"]] == [
         "4, whole", "1, untrained", "1, trained", "2, untrained", "2, trained",
     ]  # fmt: skip
-    assert "<svg" in (out / "compress.html").read_text()
+    assert "<svg" in (out / "report.html").read_text()
     for kept in (1, 2):
         folder = out / f"layers-{kept}"
         assert json.loads((folder / "config.json").read_text())["text_config"]["num_hidden_layers"] == kept

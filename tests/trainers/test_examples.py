@@ -118,7 +118,7 @@ def test_train_embedder_and_compress(rows):
     printed = start(
         "compress.py", "--model", rows / "out", "--data", rows / "pairs", "--out", rows / "small", *sizes, ranks=2
     )
-    assert load_model(rows / "small/layers-2")[0].config.keep_layers == 2 and "compress.html" in printed
+    assert load_model(rows / "small/layers-2")[0].config.keep_layers == 2 and "report.html" in printed
 
 
 def test_index_and_search(rows, tiny_checkpoints):

@@ -1,7 +1,6 @@
 """`conjoin analyze`: what each layer of an MLLM contributes and costs."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from conjoin.cli.options import ColumnOptions, DeviceOptions, ImageOptions, option
@@ -18,7 +17,7 @@ class Options(ColumnOptions, ImageOptions, DeviceOptions):
     Args:
         model: Folder or Hub name of the model.
         data: Pairs of image and text, as `conjoin encode` reads them.
-        out: Where analysis.json and analysis.html go.
+        out: Where results.json and report.html go.
         pairs: How many pairs, from the start.
         share: Name the smallest depth with this share of the whole model's R@k.
 
@@ -36,7 +35,7 @@ class Options(ColumnOptions, ImageOptions, DeviceOptions):
 def run(options: Options) -> None:
     """Run the command."""
     from conjoin.devices import choose_device
-    from conjoin.evaluation import analyse_mllm, render_report
+    from conjoin.evaluation import analyse_mllm
     from conjoin.hub import load_trainable
 
     device = choose_device(options.device)
@@ -52,8 +51,4 @@ def run(options: Options) -> None:
     )
     results.model |= {"name": options.model}
     results.dataset |= {"name": options.data, "split": options.split}
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    results.save(out / "analysis.json")
-    page = render_report(results, out / "analysis.html")
-    print(f"{results.summary}\nwrote {out / 'analysis.json'} and {page}")
+    print(f"{results.summary}\nwrote {results.save(options.out)}")

@@ -13,7 +13,7 @@ class Options(CompressOptions, ColumnOptions, ImageOptions):
     """Keep the first layers of an embedder around a language model, and train them to embed as the whole.
 
     Stage 1 of PUMA with the model as its own teacher, on texts, images and both. For each depth of --layers, --out
-    gets a model of the same kind (layers-N); compress.json and compress.html compare them with the whole model on
+    gets a model of the same kind (layers-N); results.json and report.html compare them with the whole model on
     held-out pairs: retrieval, agreement of vectors and rankings, operations, bytes, seconds.
 
     Args:
@@ -36,7 +36,7 @@ class Options(CompressOptions, ColumnOptions, ImageOptions):
 
 def run(options: Options) -> None:
     """Run the command."""
-    from conjoin.evaluation import format_results, render_report
+    from conjoin.evaluation import format_results
     from conjoin.hub import load_trainable
     from conjoin.hub.sentence_model import SentenceModel
     from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -55,6 +55,4 @@ def run(options: Options) -> None:
     recipe |= {"model_name_or_path": options.model, "dataset_name": options.data}
     for kept in options.layers:  # for the card of `conjoin push`
         write_json_file(out / f"layers-{kept}" / "recipe.json", recipe)
-    results.save(out / "compress.json")
-    page = render_report(results, out / "compress.html")
-    print(f"{format_results(results)}\n\n{results.summary}\nwrote {out / 'compress.json'} and {page}")
+    print(f"{format_results(results)}\n\n{results.summary}\nwrote {results.save(out)}")

@@ -34,7 +34,7 @@ def run(options: Options) -> None:
 
     from conjoin.cli.train import usage
     from conjoin.demo import run_sample
-    from conjoin.evaluation import format_table, render_report
+    from conjoin.evaluation import format_table
 
     logging.set_verbosity_error()
     started = time.perf_counter()
@@ -42,8 +42,7 @@ def run(options: Options) -> None:
     flags = ["--use_cpu", str(not torch.cuda.is_available()).lower(), *options.overrides]
     results = run_sample(out, flags, _say, options.recipe, options.joint_encoder)
     results.usage = usage(str(out / "model"))
-    results.save(out / "results.json")
-    report = render_report(results, out / "report.html")
+    report = results.save(out)
     for table in results.tables:
         print(f"\n{format_table(table)}")
     print(f"\nThe model, wherever sentence-transformers is installed:\n\n{results.usage}")

@@ -1,6 +1,5 @@
 """`conjoin evaluate`: a model on a benchmark, or a collection on queries."""
 
-import datetime
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -90,7 +89,7 @@ def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives
     if options.benchmark is not None and options.out is None:
         raise ValueError("the following arguments are required: --out")
 
-    from conjoin.evaluation import format_results, render_report
+    from conjoin.evaluation import format_results
 
     processes = options.launched()
     results = _of_collection(options) if options.benchmark is None else _of_model(options, processes)
@@ -98,11 +97,8 @@ def run(options: Any) -> None:  # noqa: ANN401 - what `options_of` gives
         return
     print(format_results(results))
     if options.out is not None:
-        out = Path(options.out)
-        out.mkdir(parents=True, exist_ok=True)
-        results.created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        results.save(out / "results.json")
-        print(f"\n{out / 'results.json'}\n{render_report(results, out / 'report.html')}")
+        page = results.save(options.out)
+        print(f"\n{page.with_name('results.json')}\n{page}")
 
 
 def _of_collection(options: Any) -> "Results":  # noqa: ANN401

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,6 @@ def _results(trainer: RetrievalTrainer, scores: Sequence[CellScores], examples: 
     results.curves = [Curve("Training loss", {"training": losses}), Curve(searched, validation)]
     results.examples = examples
     results.examples_note = f"Drawn at random with seed {trainer.args.seed}, not chosen."
-    results.created = date.today().isoformat()
     notes = ("names, unseen concepts", "across two artists", "across artists", "other names")
     results.headline = [
         Headline(name, results.metrics(f"local {query} → {candidate}")[metric], note)

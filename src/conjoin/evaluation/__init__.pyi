@@ -26,7 +26,6 @@ from conjoin.evaluation.rank_metrics import (
 from conjoin.evaluation.report import (
     format_results as format_results,
     format_table as format_table,
-    render_report as render_report,
     score_table as score_table,
 )
 from conjoin.evaluation.results import (
@@ -39,9 +38,9 @@ from conjoin.evaluation.results import (
     Shown as Shown,
     ShownHit as ShownHit,
     Table as Table,
+    compare as compare,
     picture as picture,
     read_qrels as read_qrels,
     score_ranks as score_ranks,
-    score_symmetric as score_symmetric,
 )
 from conjoin.evaluation.tasks import Cell as Cell, Rows as Rows, Task as Task, find_task as find_task

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import datasets
 import numpy as np
@@ -21,7 +22,7 @@ from conjoin.constants import Role
 from conjoin.data.cells import row_kind
 from conjoin.data.columns import undecoded
 from conjoin.data.row_images import plain_text, row_item
-from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance, triplet_wins
+from conjoin.evaluation.metrics import ranks_of_ids, tie_tolerance, triplet_wins
 from conjoin.evaluation.readouts import HEADS, TOWERS, other_encoders
 from conjoin.evaluation.report import average, metric_name, random_order, score_table
 from conjoin.evaluation.results import (
@@ -35,7 +36,6 @@ from conjoin.evaluation.results import (
     Table,
     TableRow,
     score_ranks,
-    score_symmetric,
 )
 from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.progress import progress
@@ -49,6 +49,8 @@ MOST_ROWS = 10_000
 """Queries and candidates up to which baselines are scored unless they are asked for."""
 MOST_PRINTED = 12
 """Rows of a table up to which it is printed, too."""
+RUN_DEPTH = 100
+"""Candidates of each query in a run file."""
 SHOWN_RESULTS = 5
 """Results of an example in the report."""
 _EXAMPLES = 12
@@ -228,10 +230,9 @@ class CellScores:
         if not index:
             return {}
         options, ranks, sizes = self.vectors.options, self.ranks[index], self.sizes[index]
-        if self.wins is not None:
-            return score_symmetric(ranks, self.wins[index], sizes, options.ks, options.seed)
+        wins = None if self.wins is None else self.wins[index]
         counts = [len(self.cell.qrels[self.ids[number]]) for number in index]
-        metrics = score_ranks(ranks, counts, sizes, options.ks, options.mrr, options.seed)
+        metrics = score_ranks(ranks, counts, sizes, options.ks, options.mrr, options.seed, wins)
         return metrics if self.cell.published is None else {"published": metrics[self.cell.published]} | metrics
 
     def score(self) -> Score:
@@ -332,7 +333,7 @@ def evaluate_cells(
     scores = []
     for cell in progress(cells, "cells", show=options.show_progress):
         scores.append(score_cell(cell, vectors))
-        if cell.run_depth and (options.processes is None or options.processes.is_main_process):
+        if options.processes is None or options.processes.is_main_process:
             _write_run(cell, scores[-1].results, Path(out))
     return scores
 
@@ -357,7 +358,7 @@ def score_cell(cell: Cell, vectors: CellVectors) -> CellScores:
         last = max(*options.ks, options.mrr or 1) + max(map(len, cell.qrels.values()))
         reranked = options.rerank_top if options.reranker is not None else 0
         excluded = max(map(len, cell.excluded.values()), default=0)
-        depth = max(last, reranked, cell.run_depth, SHOWN_RESULTS) + excluded
+        depth = max(last, reranked, RUN_DEPTH, SHOWN_RESULTS) + excluded
         results = search_exactly(corpus, asked, depth, ids=among, device=vectors.encoder.device)  # type: ignore[arg-type]
     if cell.excluded:
         sizes = sizes - [len(cell.excluded.get(id_, ())) for id_ in ids]
@@ -370,13 +371,7 @@ def score_cell(cell: Cell, vectors: CellVectors) -> CellScores:
         items, how = [cell.queries.item(id_) for id_ in ids], (options.rerank_top, by_query, options.show_progress)
         results = rerank(results, items, cell.corpus.item, options.reranker, *how)
 
-    is_right = np.zeros(results.scores.shape, dtype=bool)
-    for row, id_, names in zip(is_right, ids, results.ids, strict=True):
-        row[: len(names)] = [name in cell.qrels[id_] for name in names]
-    ranks, hit = np.full(len(ids), 1 + results.scores.shape[1]), is_right.any(axis=1)
-    if hit.any():
-        ranks[hit] = rank_of_relevant(results.scores[hit], is_right[hit], tie_tolerance(torch.float32)).numpy()
-
+    ranks, _ = ranks_of_ids(*results, cell.qrels.values())
     wins = None
     if cell.negatives:
         variants = queries.copy()
@@ -398,20 +393,18 @@ def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
 
 
 def _write_run(cell: Cell, results: Ranking, out: Path) -> None:
-    """Write the first candidates of each query, and the right ones, as TREC's tools read them.
+    """Write the first candidates of each query, and the right ones, as TREC's tools read them: `%20` is a space."""
 
-    Raises:
-        ValueError: An id holds white space.
-    """
+    def word(id_: str) -> str:
+        return "".join(quote(each) if each.isspace() else each for each in id_)
+
     run, qrels = [], []
     for id_, names, scores in zip(cell.qrels, results.ids, results.scores.tolist(), strict=True):
-        ranked = [pair for pair in zip(names, scores, strict=False) if np.isfinite(pair[1])][: cell.run_depth]
-        run += [f"{id_} Q0 {name} {rank} {score!r} conjoin\n" for rank, (name, score) in enumerate(ranked, start=1)]
-        qrels += [f"{id_} 0 {name} 1\n" for name in sorted(cell.qrels[id_])]
-    for folder, lines, columns in (("runs", run, 6), ("qrels", qrels, 4)):
-        for line in lines:
-            if len(line.split()) != columns:
-                raise ValueError(f"{cell.name}: an id must be one word in a run file, got the line {line!r}")
+        ranked = [pair for pair in zip(names, scores, strict=False) if np.isfinite(pair[1])][:RUN_DEPTH]
+        query, numbered = word(id_), enumerate(ranked, start=1)
+        run += [f"{query} Q0 {word(name)} {rank} {score!r} conjoin\n" for rank, (name, score) in numbered]
+        qrels += [f"{query} 0 {word(name)} 1\n" for name in sorted(cell.qrels[id_])]
+    for folder, lines in (("runs", run), ("qrels", qrels)):
         path = out / folder / f"{cell.name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
@@ -422,6 +415,7 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
     results = Results(task.title, task.summary, scores[0].vectors.options.seed, benchmark=task.name)
     sections: dict[str, list[Score]] = {}
     for each in scores:
+        results.add_ranks(each.cell.name, each.ids, each.ranks, each.results.scores.shape[1], each.wins)
         sections.setdefault(each.cell.section, []).append(each.score())
     for title, rows in sections.items():
         results.scores += rows

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from conjoin.constants import RankBy
 from conjoin.data.cells import as_id, is_missing, read_images
@@ -13,7 +12,7 @@ from conjoin.data.columns import ColumnNames, matching, named_columns
 from conjoin.data.pair_sources import PairSource
 from conjoin.data.query_rows import open_rows
 from conjoin.data.row_images import RowImages, image_folders, row_item
-from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance
+from conjoin.evaluation.metrics import ranks_of_ids
 from conjoin.evaluation.report import metric_name, score_table
 from conjoin.evaluation.results import Headline, Results, Score, Table, TableRow, score_ranks
 from conjoin.retrieval import ItemEncoder
@@ -73,12 +72,10 @@ def evaluate_collection(
         depth = _MRR + max(map(len, ids)) + _MRR  # a tie that is longer holds more wrong rows than the last cut-off
         asked: dict[str, Any] = {"ranking": ranking, "prompt": prompt, "prompt_name": prompt_name}
         found = rank_items(opened, encoder, [items[number] for number in chosen], depth, **asked)
-        is_right = np.zeros(found.scores.shape, dtype=bool)
-        for row, names, wanted in zip(is_right, found.ids, ids, strict=True):
-            row[: len(names)] = [name in wanted for name in names]
-        ranks, hit = np.full(len(ids), depth + 1), is_right.any(axis=1)
-        if hit.any():
-            ranks[hit] = rank_of_relevant(found.scores[hit], is_right[hit], tie_tolerance(torch.float32)).numpy()
+        ranks, _ = ranks_of_ids(found.ids, found.scores, ids)
+        results.add_ranks(
+            ranking, [f"{number}: {_shown(items[number])}" for number in chosen], ranks, found.scores.shape[1]
+        )
         metrics = score_ranks(ranks, [len(each) for each in ids], len(opened), _KS, _MRR)
         results.scores.append(Score(ranking, len(ids), len(opened), metrics))
     results.tables = [score_table("Rankings", results.scores)]
@@ -90,7 +87,7 @@ def evaluate_collection(
     for number in misses[:_SHOWN]:
         first = found.ids[number][:1]
         shown = [" · ".join(_shown(row) for row in opened.rows(names)) for names in (sorted(ids[number])[:3], first)]
-        rank = int(ranks[number]) if ranks[number] <= depth else None
+        rank = results.queries[last]["rank"][number]
         rows.append([_shown(items[chosen[number]]), *(each or "nothing" for each in shown), rank])
     note = f"{len(misses)} of {len(ranks)} queries; the rank is that of the best right row, – where it is not found."
     results.tables.append(Table(f"Not found first, {last}", ["query", "wanted", "found first", "rank"], rows, note))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
-from conjoin.evaluation.results import Curve, Metric, Results, Table
+from conjoin.evaluation.metrics import best_ranks
+from conjoin.evaluation.report import metric_name
+from conjoin.evaluation.results import Curve, Metric, Results, Table, score_ranks
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import attention_implementation, evaluation_mode, without_shortcuts
 from conjoin.progress import progress
@@ -92,7 +92,6 @@ def analyse_mllm(
             _curve(f"{shown} by layers kept", rates),
             _curve("Share of the whole model's parameters and operations", shares),
         ],
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -105,11 +104,11 @@ def hit_rates(vectors: Mapping[str, Tensor], seed: int = 0) -> dict[str, Metric]
     """
     labels = torch.arange(len(vectors["text"]))
     ranks = {name: best_ranks(vectors[a], vectors[b], labels, labels) for name, (a, b) in DIRECTIONS.items()}
+    ks = [k for k in CUTOFFS if k <= len(labels)]
     return {
-        f"{name}, R@{k}": Metric.from_values((each <= k).double(), chance_hit_rate(1, len(each), k), seed=seed)
+        f"{name}, {metric_name(key)}": metric
         for name, each in ranks.items()
-        for k in CUTOFFS
-        if k <= len(each)
+        for key, metric in score_ranks(each, 1, len(each), ks, None, seed).items()
     }
 
 

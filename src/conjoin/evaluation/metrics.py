@@ -5,7 +5,7 @@ for `bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any r
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -171,6 +171,28 @@ def rank_of_relevant(scores: Array, relevant: Array, tolerance: float = 0.0) -> 
         raise ValueError(f"{len(orphans)} queries have no relevant candidate, the first at index {orphans[:3]}")
     best = scores.masked_fill(~relevant, float("-inf")).amax(dim=1, keepdim=True)
     return 1 + ((scores >= best - tolerance) & ~relevant).sum(dim=1)
+
+
+def ranks_of_ids(
+    ids: Sequence[Sequence[str]], scores: np.ndarray, right: Iterable[Collection[str]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rank of the best right candidate of each query among those found, and which of these are right.
+
+    Args:
+        ids: The candidates that each query found, best first.
+        scores: Of them `(N, K)`, `-inf` where a list is shorter.
+        right: The right ids of each query.
+
+    Returns:
+        `(N,)` ranks as `rank_of_relevant` counts them, K + 1 where no right candidate was found; and `(N, K)` bool.
+    """
+    is_right = np.zeros(scores.shape, dtype=bool)
+    for row, names, wanted in zip(is_right, ids, right, strict=True):
+        row[: len(names)] = [name in wanted for name in names]
+    ranks, hit = np.full(len(scores), 1 + scores.shape[1]), is_right.any(axis=1)
+    if hit.any():
+        ranks[hit] = rank_of_relevant(scores[hit], is_right[hit], tie_tolerance(torch.float32)).numpy()
+    return ranks, is_right
 
 
 def best_ranks(

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -128,34 +127,29 @@ def metric_name(name: str) -> str:
     return _METRIC_NAMES.get(name, name)
 
 
-def render_report(results: Results, out_html: str | os.PathLike[str]) -> Path:
-    """Write the report of `results` as one HTML file.
+def render_report(results: Results) -> str:
+    """The report of results as one HTML page.
 
     All text is escaped. A Content-Security-Policy without sources keeps the page from loading anything, whatever the
     results name as a picture.
-
-    Args:
-        results: The results; `Results.load` reads them from their JSON file.
-        out_html: The file to write; missing folders are created.
-
-    Returns:
-        The path of the file.
     """
     model = "/".join(Path(str(results.model.get("name", ""))).parts[-2:])  # of a folder, the end of its path
     run = {"seed": results.seed, **({"date": results.created} if results.created else {}), **results.versions}
     facts = {"Model": results.model, "Data": results.dataset, "Versions": run, "Configuration": results.config}
     heading = f"{results.title} · {model}" if model else results.title
     charts = [place_curve(curve) for curve in results.curves if any(curve.series.values())]
-    return write_page(
-        "evaluation/report.html.j2", Path(out_html), results=results, heading=heading, facts=facts, charts=charts
-    )
+    return fill_page("evaluation/report.html.j2", results=results, heading=heading, facts=facts, charts=charts)
+
+
+def fill_page(name: str, **values: Any) -> str:  # noqa: ANN401
+    """Fill a template with values; it may use `percent` and `plain`."""
+    return template(name, percent=percent, plain=plain).render(**values)
 
 
 def write_page(name: str, target: Path, **values: Any) -> Path:  # noqa: ANN401
     """Fill a template with values, write the page to `target`, and return `target`."""
-    page = template(name, percent=percent, plain=plain).render(**values)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page, encoding="utf-8")
+    target.write_text(fill_page(name, **values), encoding="utf-8")
     return target
 
 

@@ -5,6 +5,7 @@ Scores are fractions (0.45, not 45 %). Pictures are `data:` URIs, so the file ne
 
 import base64
 import dataclasses
+import html
 import itertools
 import json
 import math
@@ -12,11 +13,13 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 from PIL import Image
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -27,6 +30,9 @@ from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
 from conjoin.processing.item_inputs import parse_item
 from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.storage import check_checksums, write_checksums, write_text
+
+_RECALL_AT = (1, 5, 10)
+"""Cut-offs whose mean is mR."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,18 @@ class Metric:
         return cls(math.fsum(values) / len(values), low, high, chance)  # type: ignore[arg-type]
 
 
+def query_values(metric: str, ranks: np.ndarray, wins: np.ndarray | None = None) -> np.ndarray:
+    """What each query adds to the mean of a metric, `(N,)`; arguments as for `score_ranks`."""
+    kind, _, k = metric.partition("@")
+    if kind == "hit_rate":
+        return (ranks <= int(k)).astype(float)
+    if kind == "mrr":
+        return np.where(ranks <= int(k), 1 / ranks, 0.0)
+    nearer = np.zeros(len(ranks)) if wins is None else np.asarray(wins, dtype=float)
+    recall = np.mean([ranks <= each for each in _RECALL_AT], axis=0)
+    return {"precision": nearer, "mean_recall": recall, "average": (recall + nearer) / 2}[kind]
+
+
 def score_ranks(
     ranks: ArrayLike,
     relevant_counts: ArrayLike,
@@ -52,51 +70,32 @@ def score_ranks(
     ks: Sequence[int] = (1, 5, 10),
     mrr: int | None = 10,
     seed: int = 0,
+    wins: ArrayLike | None = None,
 ) -> dict[str, Metric]:
     """Hit rates and the mean reciprocal rank, with intervals over queries and the expectation of a random order.
 
     Args:
         ranks: Rank of the best relevant candidate of each query `(N,)`, from 1.
-        relevant_counts: Number of relevant candidates of each query `(N,)`.
+        relevant_counts: Number of relevant candidates of each query `(N,)`, or one number for all.
         gallery_size: Number of candidates of each query `(N,)`, or one number for all.
         ks: Cut-offs of the hit rates.
         mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
         seed: Of the bootstrap.
+        wins: Whether the positive of each triplet `(N,)` is nearer than the negative, see `triplet_wins`: adds
+            Precision, mR (the mean of R@1, R@5 and R@10) and Avg = (mR + Precision) / 2 (SOLAR section 4).
 
     Returns:
-        `"hit_rate@1"`, ..., `"mrr@10"`.
+        `"hit_rate@1"`, ..., `"mrr@10"`; before them `"average"`, `"mean_recall"` and `"precision"` of triplets.
     """
     ranks = np.asarray(ranks)
-    values = {
-        f"hit_rate@{k}": ((ranks <= k).astype(float), chance_hit_rate(relevant_counts, gallery_size, k)) for k in ks
-    }
+    chance = {f"hit_rate@{k}": chance_hit_rate(relevant_counts, gallery_size, k) for k in ks}
     if mrr is not None:
-        values[f"mrr@{mrr}"] = np.where(ranks <= mrr, 1 / ranks, 0.0), chance_mrr(relevant_counts, gallery_size, mrr)
-    return {name: Metric.from_values(each, chance, seed) for name, (each, chance) in values.items()}
-
-
-def score_symmetric(
-    ranks: ArrayLike, wins: ArrayLike, pool: ArrayLike, ks: Sequence[int] = (1, 5, 10), seed: int = 0
-) -> dict[str, Metric]:
-    """Precision, hit rates, the mean of those up to 10 (mR), and Avg = (mR + Precision) / 2 (SOLAR section 4).
-
-    Args:
-        ranks: Rank of the positive of each query `(N,)`, from 1.
-        wins: Whether each positive is nearer than the negative `(N,)`, see `triplet_wins`.
-        pool: Number of candidates of each query `(N,)`, or one number for all.
-        ks: Cut-offs of the hit rates.
-        seed: Of the bootstrap.
-    """
-    ranks, wins = np.asarray(ranks), np.asarray(wins, dtype=float)
-    rates = score_ranks(ranks, np.ones_like(ranks), pool, ks, None, seed)
-    few = [k for k in ks if k <= 10]
-    recall = np.mean([ranks <= k for k in few], axis=0)
-    chance = math.fsum(rates[f"hit_rate@{k}"].chance or 0.0 for k in few) / len(few)
-    return {
-        "average": Metric.from_values((recall + wins) / 2, (chance + 0.5) / 2, seed),
-        "mean_recall": Metric.from_values(recall, chance, seed),
-        "precision": Metric.from_values(wins, 0.5, seed),
-    } | rates
+        chance[f"mrr@{mrr}"] = chance_mrr(relevant_counts, gallery_size, mrr)
+    if wins is not None:
+        wins = np.asarray(wins)
+        recall = math.fsum(chance_hit_rate(relevant_counts, gallery_size, k) for k in _RECALL_AT) / len(_RECALL_AT)
+        chance = {"average": (recall + 0.5) / 2, "mean_recall": recall, "precision": 0.5} | chance
+    return {name: Metric.from_values(query_values(name, ranks, wins), each, seed) for name, each in chance.items()}
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def package_versions() -> dict[str, str]:
 
 
 @with_config(ConfigDict(extra="forbid"))
-@dataclass
+@dataclass(repr=False)
 class Results:
     """Everything that one evaluation reports."""
 
@@ -227,6 +226,9 @@ class Results:
     """Code that loads and uses the model."""
     benchmark: str = ""
     """Name of the benchmark."""
+    queries: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """By the name of a score: `query`, the ids; `rank`, of the best right candidate of each, None where none was
+    found; and of triplets `win`, whether the right candidate is nearer than the negative."""
     created: str | None = None
     versions: dict[str, str] = field(default_factory=package_versions)
 
@@ -238,15 +240,46 @@ class Results:
         """
         return {score.name: score.metrics for score in self.scores}[name]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, with its checksum in `SHA256SUMS`; a failed write leaves an older file at `path` unchanged.
+    def add_ranks(
+        self, name: str, ids: Sequence[str], ranks: np.ndarray, found: int, wins: np.ndarray | None = None
+    ) -> None:
+        """Keep the ranks of the queries of a score; those beyond the first `found` candidates are not known."""
+        columns = {"query": list(ids), "rank": [rank if rank <= found else None for rank in ranks.tolist()]}
+        self.queries[name] = columns | ({} if wins is None else {"win": np.asarray(wins, dtype=bool).tolist()})
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each query of each score: `score`, `query` and `rank`; of triplets also `win`."""
+        frames = [pd.DataFrame({"score": name, **columns}) for name, columns in self.queries.items()]
+        found = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["score", "query", "rank"])
+        return found.astype({"rank": "Int64"})
+
+    def __repr__(self) -> str:
+        from conjoin.evaluation.report import format_results
+
+        return format_results(self)
+
+    def _repr_html_(self) -> str:
+        from conjoin.evaluation.report import render_report
+
+        return f'<iframe srcdoc="{html.escape(render_report(self))}" style="width: 100%; height: 40em"></iframe>'
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `results.json` and `report.html` into a folder, and return the path of the report.
+
+        `SHA256SUMS` has the checksum of the first. A failed write leaves an older file as it is.
 
         Raises:
             ValueError: A number is NaN or infinite.
         """
-        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
-        write_text(Path(path), text + "\n")
-        write_checksums(Path(path).parent, [Path(path).name])
+        from conjoin.evaluation.report import render_report
+
+        self.created = self.created or datetime.now(UTC).isoformat(timespec="seconds")
+        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in (("results.json", text), ("report.html", render_report(self))):
+            write_text(path := Path(folder) / name, content)
+        write_checksums(Path(folder), ["results.json"])
+        return path
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Results":
@@ -260,6 +293,42 @@ class Results:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except ValidationError as error:
             raise ValueError(f"{path}: not the results of an evaluation: {error}") from error
+
+
+def compare(a: Results | str | os.PathLike[str], b: Results | str | os.PathLike[str], seed: int = 0) -> pd.DataFrame:
+    """Compare two evaluations of the same queries.
+
+    Args:
+        a: Results, or the path of a `results.json`.
+        b: Likewise, what `a` is compared with.
+        seed: Of the bootstrap.
+
+    Returns:
+        A row for each score and metric of both: `score`, `metric`, `n` queries, the means `a` and `b`, `difference`
+        (a − b), and its 95 % interval `low` to `high`, paired: each resample draws the same queries of both.
+
+    Raises:
+        ValueError: They share no score, or a score is of other queries or another number of candidates.
+    """
+    both = [each if isinstance(each, Results) else Results.load(each) for each in (a, b)]
+    first, second = ({score.name: score for score in each.scores if score.name in each.queries} for each in both)
+    rows: list[dict[str, Any]] = []
+    for name in [name for name in first if name in second]:
+        own, other = (pd.DataFrame(each.queries[name]).set_index("query") for each in both)
+        if set(own.index) != set(other.index) or first[name].candidates != second[name].candidates:
+            raise ValueError(f"{name!r} has other queries or candidates in the two results: they cannot be compared")
+        for metric in [each for each in first[name].metrics if each in second[name].metrics and each != "published"]:
+            values = []
+            for frame in (own, other.loc[own.index]):
+                ranks = frame["rank"].astype(float).fillna(math.inf).to_numpy()
+                values.append(query_values(metric, ranks, frame.get("win")))
+            low, high = bootstrap_ci(values[0] - values[1], seed=seed)
+            means = [float(each.mean()) for each in values]
+            rows.append({"score": name, "metric": metric, "n": len(own), "a": means[0], "b": means[1]})
+            rows[-1] |= {"difference": means[0] - means[1], "low": low, "high": high}
+    if not rows:
+        raise ValueError(f"the results share no score whose ranks they hold: {[*first]} and {[*second]}")
+    return pd.DataFrame(rows)
 
 
 def picture(image: Image.Image, size: int = 96) -> str:

@@ -20,6 +20,7 @@ import datasets
 import lancedb
 import lancedb.index
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import torch
 from lancedb.index import BTree
@@ -30,6 +31,8 @@ from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipp
 from conjoin.devices import choose_device
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.faiss_index import PROBES, SETTINGS, FaissIndex, default_factory, train_faiss
+from conjoin.retrieval.notebook import table_with_pictures
+from conjoin.retrieval.pictures import picture_folders
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search, exact_search
 from conjoin.retrieval.words import WordIndex, WordQuery, bonuses
@@ -65,6 +68,8 @@ _FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
+_MOST_SHOWN = 5
+"""Rows that a notebook shows."""
 MOST_WORDS = 2_000_000
 """Rows up to which a search compares words by default."""
 _BY_VECTORS, _BY_WORDS = 100, 300
@@ -127,6 +132,14 @@ class Collection(Searchable):
             self._held = *self._sorted_vectors(), choose_device()
         if self._memory and self.has_words:
             _ = self.words
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows in the order of `ids` and `vectors`: the id, the text, the image's path and the kept columns."""
+        return self._read(self.schema.names).drop_columns("_rowid").to_pandas()
+
+    def _repr_html_(self) -> str:
+        first = [row["id"] for row in self.table.search().select(["id"]).limit(_MOST_SHOWN).to_list()]
+        return super()._repr_html_() + table_with_pictures(self.rows(first, pictures=True), picture_folders(self.uri))
 
     @property
     def folder(self) -> Path | None:

@@ -23,6 +23,7 @@ from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_list, is_one_item, item_names
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.progress import progress
+from conjoin.retrieval.notebook import Described
 from conjoin.retrieval.vectors import check_truncation, truncate
 from conjoin.storage import model_fingerprint, processor_digest
 
@@ -57,7 +58,7 @@ def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
     return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"])
 
 
-class ItemEncoder:
+class ItemEncoder(Described):
     """Encodes lists of items of any modality with one model; `load_encoder` makes one of any model.
 
     Args:
@@ -110,6 +111,12 @@ class ItemEncoder:
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
         use_shortcuts(model)
+
+    def facts(self) -> dict[str, Any]:
+        """Name, class of the model, device, type of its autocast if it has one, and input type."""
+        kind = type(getattr(self.model, "model", self.model)).__name__
+        facts = {"name": self.name, "model": kind, "device": str(self.device), "input_type": self.input_type}
+        return facts if self.dtype is None else facts | {"dtype": str(self.dtype).removeprefix("torch.")}
 
     @cached_property
     def fingerprint(self) -> str:

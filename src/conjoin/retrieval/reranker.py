@@ -167,8 +167,9 @@ def rerank_hits(hits: Hits, queries: Sequence[Any], reranker: Reranker, top: int
 
     ranking = Ranking.join(([hit.id for hit in found], np.array([hit.score for hit in found])) for found in hits)
     again = rerank(ranking, queries, item_of, reranker, top).queries()
-    return Hits([Hit(id_, score, rows[id_]) for id_, score in zip(ids, scores.tolist(), strict=True)]
-                for ids, scores in again)  # fmt: skip
+    found = ([Hit(id_, score, rows[id_]) for id_, score in zip(ids, scores.tolist(), strict=True)]
+             for ids, scores in again)  # fmt: skip
+    return Hits(found, hits.collection)
 
 
 def _input(item: Item) -> Any:  # noqa: ANN401 - as sentence-transformers takes it

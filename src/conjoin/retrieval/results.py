@@ -1,14 +1,20 @@
 """What can be searched, and what a search gives: a ranking of ids, and the hits made of it, with their rows."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.notebook import Described, table_with_pictures
+from conjoin.retrieval.pictures import picture_folders
+
+_MOST_SHOWN = 50
+"""Hits that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,41 @@ class Hit:
 
 
 class Hits(list[list[Hit]]):
-    """The hits of each query, best first."""
+    """The hits of each query, best first.
+
+    Args:
+        queries: The hits.
+        collection: Where they were found, whose pictures a notebook shows.
+    """
+
+    def __init__(self, queries: Iterable[list[Hit]] = (), collection: "Searchable | None" = None) -> None:
+        super().__init__(queries)
+        self.collection = collection
 
     @property
     def ids(self) -> list[list[str]]:
         """Their ids."""
         return [[hit.id for hit in hits] for hits in self]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each hit: `query` and `rank`, from 1, `id`, `score`, and the columns of its row of other names."""
+        return pd.DataFrame(self._rows()) if any(self) else pd.DataFrame(columns=["query", "rank", "id", "score"])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for number, hits in enumerate(self, start=1):
+            for rank, hit in enumerate(hits, start=1):
+                own = {"query": number, "rank": rank, "id": hit.id, "score": hit.score}
+                rows.append(own | {name: value for name, value in hit.row.items() if name not in own})
+        return rows
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()[:_MOST_SHOWN]
+        if self.collection is None:
+            return table_with_pictures(rows, ())
+        known = self.collection.rows([row["id"] for row in rows], pictures=True)
+        shown = [row | {"picture": other.get("picture")} for row, other in zip(rows, known, strict=True)]
+        return table_with_pictures(shown, picture_folders(self.collection.uri))
 
 
 class Ranking(NamedTuple):
@@ -72,7 +107,7 @@ def by_score(ids: Sequence[str], scores: np.ndarray) -> tuple[list[str], np.ndar
     return [id_ for _, id_ in pairs], np.array([-score for score, _ in pairs], dtype=np.float32)
 
 
-class Searchable(ABC):
+class Searchable(Described):
     """A collection, wherever its rows are.
 
     Attributes:
@@ -94,6 +129,11 @@ class Searchable(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """How many rows there are."""
+
+    def facts(self) -> dict[str, Any]:
+        """Address, rows, dimension, model and columns."""
+        facts = {"uri": self.uri, "rows": len(self), "dimension": self.dimension, "model": self.model.name}
+        return facts | {"columns": self.schema.names}
 
     @property
     @abstractmethod
@@ -118,5 +158,6 @@ class Searchable(ABC):
         rows = dict(zip(names, self.rows(names, pictures), strict=True))
         for row in rows.values():
             del row["id"]
-        return Hits([Hit(id_, score, rows[id_]) for id_, score in zip(ids, scores.tolist(), strict=True)]
-                    for ids, scores in queries)  # fmt: skip
+        found = ([Hit(id_, score, rows[id_]) for id_, score in zip(ids, scores.tolist(), strict=True)]
+                 for ids, scores in queries)  # fmt: skip
+        return Hits(found, self)

@@ -4,7 +4,6 @@ import copy
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -38,6 +37,7 @@ from conjoin.losses.gather import is_distributed
 from conjoin.losses.temperature import Temperature
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SENTENCE_FILES
+from conjoin.progress import shows_bars
 from conjoin.push import model_upload, push
 from conjoin.storage import FOLDER_CHECKSUMS
 from conjoin.trainers.checkpoints import Checksums, check_checkpoint, last_checkpoint
@@ -163,7 +163,7 @@ class RetrievalConfig(TrainingArguments):
             self.use_cpu |= chosen and gpu is None  # else transformers refuses bfloat16
         self.bf16 = chosen  # type: ignore[assignment]
         if self.disable_tqdm is None:
-            self.disable_tqdm = not sys.stderr.isatty()
+            self.disable_tqdm = not shows_bars()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model, self.greater_is_better = "mean_hit_rate@1", True
         given, whole = self.per_device_train_batch_size, self.global_batch_size

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,5 +199,4 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
             Curve("Agreement with the whole model", alike, "layers"),
             Curve("Cost, share of the whole model's", shares, "layers"),
         ],
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

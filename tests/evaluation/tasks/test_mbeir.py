@@ -134,12 +134,12 @@ def test_hit_rates_of_both_pools(root, tmp_path):
 @pytest.mark.parametrize(("wrong_ties", "expected"), [(0, 1.0), (1, 0.0)])
 def test_only_wrong_candidates_win_a_tie_at_a_cut_off(root, tmp_path, wrong_ties, expected):
     """Nine better ones, then a tie of three right ones: rank 10, or below it if a wrong one is in the tie."""
-    words = [*("a" * n for n in range(1, 10)), *["ab"] * (3 + wrong_ties), *["axx", "q", "r", "s", "t"] * 10]
+    words = [*("a" * n for n in range(1, 10)), *["ab"] * (3 + wrong_ties), *["axx", "q", "r", "s", "t"] * 20]
     write(root, f"cand_pool/local/mbeir_{CELL}_cand_pool.jsonl", candidates(words))
     write_cell(root, CELL, {"aaa": [f"2:{n}" for n in (10, 11, 12)]})
     found = rates(run(root, tmp_path / "out", pools=["local"]), "local")
     assert found[10] == expected and found[5] == 0
-    assert len(read_run(tmp_path / f"out/runs/local/{CELL}.txt")["2:1"]) == 51
+    assert len(read_run(tmp_path / f"out/runs/local/{CELL}.txt")["2:1"]) == 100
 
 
 def test_averages_of_groups_and_pools(root, tmp_path):

@@ -79,7 +79,6 @@ class Cell:
         section: Title of the table that the cell is in.
         labels: Further columns of that table, by name.
         published: The metric that published tables print, such as `"hit_rate@10"`.
-        run_depth: Candidates of each query in the run file `runs/NAME.txt`; 0 writes none. Ids are one word then.
     """
 
     name: str
@@ -94,7 +93,6 @@ class Cell:
     section: str = "Scores"
     labels: Mapping[str, str] = field(default_factory=dict)
     published: str | None = None
-    run_depth: int = 0
 
 
 @dataclass(frozen=True)

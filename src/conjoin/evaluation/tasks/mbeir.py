@@ -75,10 +75,10 @@ def mbeir_cells(options: MbeirOptions) -> list[Cell]:
                     "%s: %d of the judged candidates are not in the %s pool and count as not judged, such as %r of "
                     "query %r", cell.name, len(missing), pool, missing[0][1], missing[0][0],
                 )  # fmt: skip
-            how: dict[str, Any] = {"published": f"hit_rate@{cell.cutoff}", "run_depth": max(_CUT_OFFS) + 1}
             among, labels = None if searched is corpus else searched.ids, {"task": short, "group": cell.group}
+            how: dict[str, Any] = {"labels": labels, "published": f"hit_rate@{cell.cutoff}"}
             name, section = f"{pool}/{cell.name}", f"{pool} pools"
-            cells.append(Cell(name, queries, candidates, qrels, among, section=section, labels=labels, **how))
+            cells.append(Cell(name, queries, candidates, qrels, among, section=section, **how))
     return sorted(cells, key=lambda each: pools.index(each.name.split("/")[0]))
 
 

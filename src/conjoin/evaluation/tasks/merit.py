@@ -90,7 +90,6 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
             {query.id: query.positives for query in kept},
             excluded={query.id: query.products for query in kept} if options.exclude_query_products else {},
             groups=groups,
-            run_depth=100,
         )
     ]
 

@@ -110,12 +110,12 @@ def wrong_scores(scores: "Sequence[CellScores]") -> "list[Table]":
     """Of each cell the score that 95 % of the best wrong answers lie below, and the share of right ones above it."""
     import numpy as np
 
+    from conjoin.evaluation.metrics import ranks_of_ids
     from conjoin.evaluation.results import Metric, Table
 
     rows: list[TableRow] = []
     for each in scores:
-        found = zip(each.cell.qrels.values(), each.results.ids, strict=True)
-        is_right = np.array([[name in right for name in names] for right, names in found])
+        _, is_right = ranks_of_ids(*each.results, each.cell.qrels.values())
         right, wrong = (np.where(chosen, each.results.scores, -np.inf).max(axis=1) for chosen in (is_right, ~is_right))
         wrong = wrong[np.isfinite(wrong)]
         if len(wrong):
