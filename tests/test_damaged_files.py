@@ -36,7 +36,7 @@ def make_stock(folder):
 
 def make_results(folder):
     folder.mkdir()
-    Results("title", "summary", 0, headline=[Headline("R@5", Metric(0.15))]).save(folder / "results.json")
+    Results("title", "summary", 0, headline=[Headline("R@5", Metric(0.15))]).save(folder)
 
 
 KINDS = {
