@@ -119,89 +119,61 @@ def cached_backward(
     count = len(chunks)
     chunks += chunks[-1:] * (max_over_devices(count) - count)
     device = next(step.parameters()).device
-    replays, parts, chunk_terms = [], [], []
+    replays: list[Replay] = []
+    parts: list[dict[str, Tensor]] = []
+    names: dict[str, None] = {}  # of terms
     with torch.no_grad(), autocast():
         for chunk in chunks:
             step.replay = Replay(device)
             replays.append(step.replay)
-            embeddings, terms_of_chunk = step.embed(**chunk.inputs)
-            parts.append(embeddings)
-            chunk_terms.append(terms_of_chunk)
+            embeddings, chunk_terms = step.embed(**chunk.inputs)
+            outputs = embeddings | chunk_terms
+            parts.append({name: each.detach().requires_grad_(each.is_floating_point()) for name, each in outputs.items()})
+            names |= dict.fromkeys(chunk_terms)
     step.replay, end_state = None, RandomState(device)
-    orders = _orders(chunks[:count], parts)
-    leaves = {
-        name: torch.cat([part[name] for part in parts[:count] if name in part])[order.argsort().to(device)]
-        for name, order in orders.items()
+    leaves = [leaf for part in parts for leaf in part.values() if leaf.requires_grad]
+    joined = {
+        name: _join([(chunk, part[name]) for chunk, part in zip(chunks[:count], parts, strict=False) if name in part])
+        for name in dict.fromkeys(name for part in parts for name in part)
     }
-    sizes = [len(chunk.indices) for chunk in chunks]
-    repeated: dict[str, list[Tensor]] = {}  # for each row of its chunk
-    for size, of_chunk in zip(sizes[:count], chunk_terms, strict=False):
-        for name, term in of_chunk.items():
-            term = term.to(torch.promote_types(term.dtype, torch.float32))
-            repeated.setdefault(name, []).append(term.expand(size))
-    means = {name: torch.cat(terms).mean() for name, terms in repeated.items()}
-    for leaf in (*leaves.values(), *means.values()):
-        leaf.requires_grad_(leaf.is_floating_point())
+    means = {name: joined.pop(name) for name in names}
     with autocast():
-        terms = step.terms(leaves, means, batch)
+        terms = step.terms(joined, means, batch)
+    shares, pending = step.trainer.shares, {}
+    for name, at in shares.pending.items():
+        whole = [(joined | means)[output] for output in at]
+        found = torch.autograd.grad(whole, leaves, list(at.values()), retain_graph=True, allow_unused=True)
+        pending[name] = dict(zip(map(id, leaves), found, strict=True))
     backward(total_loss(terms))
-    replayed = dict.fromkeys(leaves, 0)
     for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True)):
         replay.start.restore()
         step.replay = replay
         with autocast():
-            embeddings, terms_of_chunk = step.embed(**chunk.inputs)
-        outputs: list[_Output] = []
-        for name, rows in embeddings.items():
-            start, replayed[name] = replayed[name], replayed[name] + len(rows)
-            places = orders[name][start : replayed[name]].to(device)
-            outputs.append(_Output(name, rows, places, 1.0 if number < count else 0.0))
-        for name, term in terms_of_chunk.items():
-            share = sizes[number] / sum(map(len, repeated[name])) if number < count else 0.0
-            outputs.append(_Output(name, term, ..., share))
-        shares = step.trainer.shares
-        for name, gradients in shares.pending.items():
-            shares.pull(name, *_reached(outputs, gradients))
-        gradients = {name: leaf.grad for name, leaf in (leaves | means).items() if leaf.grad is not None}
-        torch.autograd.backward(*_reached(outputs, gradients))
+            embeddings, chunk_terms = step.embed(**chunk.inputs)
+        known = parts[min(number, count - 1)]
+        trained = [(each, known[name]) for name, each in (embeddings | chunk_terms).items() if each.requires_grad]
+        for name, gradients in pending.items():
+            reached = [each for each, leaf in trained if gradients[id(leaf)] is not None]
+            shares.pull(name, reached, [gradients[id(leaf)] for _, leaf in trained if gradients[id(leaf)] is not None])
+        reached = [each for each, leaf in trained if leaf.grad is not None]
+        given = [leaf.grad for _, leaf in trained if leaf.grad is not None]
+        torch.autograd.backward(reached, given if number < count else [torch.zeros_like(each) for each in reached])
     step.replay = None
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
 
 
-class _Output(NamedTuple):
-    """What a chunk returned, with its places among the rows of the batch, and its share of their gradient."""
+def _join(parts: Sequence[tuple[Chunk, Tensor]]) -> Tensor:
+    """Join what chunks returned under one name: rows in the order of the batch, scalars as their mean over rows.
 
-    name: str
-    value: Tensor
-    places: Any
-    share: float
-
-
-def _reached(outputs: Sequence[_Output], gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the outputs of a chunk that gradients of the batch reach, and the gradients there."""
-    found = [each for each in outputs if each.name in gradients and each.value.requires_grad]
-    parts = [
-        (gradients[each.name][each.places] * each.share).to(each.value.dtype)
-        if each.share
-        else torch.zeros_like(each.value)  # of a chunk that is embedded again, which has no places
-        for each in found
-    ]
-    return [each.value for each in found], parts
-
-
-def _orders(chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return for each output of `embed` where its rows `(n,)`, chunk by chunk, stand among those of the batch.
-
-    An output with another number of rows than the chunks, such as the concatenated tokens of all rows, stays in the
-    order of the chunks; only trainers that need the order of the batch have such outputs.
+    Outputs with another number of rows than the chunks, such as the concatenated tokens of all rows, stay in the order
+    of the chunks; only trainers that need the order of the batch have such outputs.
     """
-    orders: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for part in parts[: len(chunks)] for name in part):
-        with_name = [(chunk, part[name]) for chunk, part in zip(chunks, parts, strict=False) if name in part]
-        indices, count = torch.cat([chunk.indices for chunk, _ in with_name]), sum(len(rows) for _, rows in with_name)
-        orders[name] = indices.argsort().argsort() if len(indices) == count else torch.arange(count)
-    return orders
+    if not parts[0][1].ndim:
+        float_terms = [term.to(torch.promote_types(term.dtype, torch.float32)) for _, term in parts]
+        return torch.cat([term.expand(len(chunk.indices)) for (chunk, _), term in zip(parts, float_terms)]).mean()
+    indices, rows = torch.cat([chunk.indices for chunk, _ in parts]), torch.cat([rows for _, rows in parts])
+    return rows[indices.argsort().to(rows.device)] if len(indices) == len(rows) else rows
 
 
 def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0) -> Iterator[Chunk]:
@@ -238,22 +210,18 @@ def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0)
         (count,) = sizes
         order, most = torch.arange(count), chunk_size or count
         masks = [part[mask].bool() for mask in _MASKS if mask in part] if chunk_tokens else []
-        if not masks:
-            for rows in order.split(most):
-                place = slice(int(rows[0]), int(rows[-1]) + 1)
-                yield Chunk({name: slice_tensors(dict(part), place)}, rows + start)
-        else:
+        if masks:
             tokens = torch.stack(masks).any(dim=0)  # of any view
             widths = tokens.sum(dim=1).cpu()
             order = widths.argsort(descending=True, stable=True)
-        while masks and len(order):
-            fitting = min(most, max(1, chunk_tokens // max(1, int(widths[order[0]]))))
+        while len(order):
+            fitting = min(most, max(1, chunk_tokens // max(1, int(widths[order[0]])))) if masks else most
             rows, order = order[:fitting], order[fitting:]
-            chosen = rows.to(tokens.device)
+            chosen: Any = rows.to(tokens.device) if masks else slice(int(rows[0]), int(rows[-1]) + 1)
             inputs = slice_tensors(dict(part), chosen)
-            columns = tokens[chosen].any(dim=0).nonzero().flatten().tolist() or [0]
-            for key in _TOKENS & inputs.keys():
-                inputs[key] = inputs[key][:, columns[0] : columns[-1] + 1]
+            if masks:
+                columns = tokens[chosen].any(dim=0).nonzero().flatten().tolist() or [0]
+                inputs |= {key: inputs[key][:, columns[0] : columns[-1] + 1] for key in _TOKENS & inputs.keys()}
             yield Chunk({name: inputs}, rows + start)
         start += count
 
