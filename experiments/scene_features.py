@@ -132,7 +132,7 @@ def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
     states = {
         "global": image[:, 0].float(),
         "patches": image[:, 1:].float().mean(1),
-        "words": text[features.first_texts],
+        "words": text[features.images["text_rows"][:, 0]],
     }
     return {name: F.normalize(vectors, dim=1) for name, vectors in states.items()}
 

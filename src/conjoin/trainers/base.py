@@ -902,8 +902,6 @@ class RetrievalTrainer(Trainer):
         """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
         views = [name for name in ("image", "text") if name in embeddings]
         views = views if len(views) == 2 else list(embeddings)
-        firsts = getattr(self.evaluated_rows, "first_texts", None)  # of stored features
-        texts = texts if firsts is None else firsts
         return {
             f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], ids, ids, texts=(texts, texts))
             for a, b in permutations(views, 2)

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from datasets import Array2D, Array3D, List, Value
 from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainingArguments
 
 from conjoin.data import EpochRows, augment_image, name_rows
+from conjoin.data.collators import TEXT_IDS
 from conjoin.data.row_images import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.shortcuts import evaluation_mode
 from conjoin.processing import load_image
 from conjoin.storage import name_ids, processor_digest, rows_digest, settings_digest, weights_digest
 
@@ -30,7 +30,6 @@ def precompute(
     folder: str | Path,
     *,
     key: Mapping[str, Any],
-    features: datasets.Features,
     batch_size: int = 32,
     args: TrainingArguments | None = None,
 ) -> datasets.Dataset:
@@ -38,10 +37,9 @@ def precompute(
 
     Args:
         rows: Rows with a length and an order.
-        compute: Maps some rows, in their order, to columns of NumPy arrays or lists, one entry for each row.
+        compute: Maps some rows, in their order, to columns of numbers or vectors, NumPy arrays `(N,)` or `(N, D)`.
         folder: Where the result is kept when it is complete, under a digest of `key`; another key has another file.
         key: All that the result depends on, as JSON holds it: digests of weights, processor and rows, settings.
-        features: The columns: `List(Value("float32"), length=D)` for vectors, `Array2D((None, D), "float32")` ...
         batch_size: Rows for each call.
         args: Of a trainer with several processes: the main one computes, the others wait.
     """
@@ -54,7 +52,6 @@ def precompute(
             batched=True,
             batch_size=batch_size,
             remove_columns=["row"],
-            features=features,
             cache_file_name=str(Path(folder) / f"{digest}.arrow"),
             new_fingerprint=digest,
             desc=f"Precomputing in {Path(folder).name}",
@@ -111,57 +108,58 @@ class CachedFeatures(EpochRows):
             raise ValueError("feature_copies: the features of a stream are not kept; set dataset_streaming to false")
         if args is not None:
             nn.Module.to(encoder, args.device)  # the trainer moves it only later
-        was_training = encoder.training
-        encoder.eval()  # no dropout in what is stored
         texts_of = [
             [plain_text(row.get("image"), text) for text in (row["text"], row.get("alternative_text")) if text]
             for row in rows
         ]
         words = sorted({text for of_row in texts_of for text in of_row})
         places = {text: place for place, text in enumerate(words)}
-        text_rows = torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of])
         # at once, so that all have one length
         inputs = processor([{"text": text} for text in words]).to(encoder.device)
         random = np.random.default_rng(0)  # one for all rows, in their order
 
-        def changed(image: Any, name: str) -> Any:
-            return map_images(lambda one: augment_image(load_image(one, name), random), image)
-
-        @torch.inference_mode()
         def of_images(chosen: list[int]) -> dict[str, Any]:
-            some = [rows[index] for index in chosen]
+            some, found = [rows[index] for index in chosen], []
             names = [str(row.get("id", index)) for index, row in zip(chosen, some, strict=True)]
-            images = [row["image"] for row in some]
-            versions = [images, *([*map(changed, images, names)] for _ in range(copies - 1))]
-            features = [_image_features(encoder, processor, version, names, dtype) for version in versions]
-            return {"image_features": torch.stack(features, 1).numpy()}
+            for version in range(copies):
+                images = [row["image"] for row in some]
+                if version:
+                    images = [
+                        map_images(lambda one, name=name: augment_image(load_image(one, name), random), image)
+                        for image, name in zip(images, names, strict=True)
+                    ]
+                batch = processor([{"image": image} for image in images], ids=names).to(encoder.device)
+                with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
+                    found.append(encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype).float())
+            return {"image_features": torch.stack(found, 1).flatten(1).numpy()}
 
-        @torch.inference_mode()
         def of_texts(chosen: list[int]) -> dict[str, Any]:
             some = slice(chosen[0], chosen[-1] + 1)
-            features = encoder.run_text_tower(inputs["input_ids"][some], inputs["attention_mask"][some]).cpu()
-            return {"text_features": features.numpy()} | {name: inputs[name][some].cpu().numpy() for name in MASKS}
+            features = encoder.run_text_tower(inputs["input_ids"][some], inputs["attention_mask"][some])
+            columns = {"text_features": features.flatten(1)} | {name: inputs[name][some] for name in MASKS}
+            return {name: column.cpu().numpy() for name, column in columns.items()}
 
-        width, length = encoder.config.text_config.hidden_size, inputs["input_ids"].shape[1]
         key: dict[str, Any] = {
             "towers": weights_digest(encoder, ("vision_model.", "text_model.")),
             "layers": [encoder.config.vision_hidden_layer, str(dtype), copies],
             "processor": processor_digest(processor),
             "rows": rows_digest(rows),
         }
-        masks = {name: List(Value(str(inputs[name].dtype).partition(".")[2]), length=length) for name in MASKS}
-        kept = partial(precompute, folder=folder, batch_size=BATCH_SIZE, args=args)
-        columns = datasets.Features({"text_features": Array2D((1 + length, width), "float32"), **masks})
-        texts = kept(range(len(words)), of_texts, key=key | {"part": "texts"}, features=columns)
-        with torch.inference_mode():
-            shape = _image_features(encoder, processor, [rows[0]["image"]], [str(rows[0].get("id", 0))], dtype).shape
-        columns = datasets.Features({"image_features": Array3D((copies, *shape[1:]), "float32")})
-        images = kept(range(len(rows)), of_images, key=key | {"part": "pixels"}, features=columns)
-        encoder.train(was_training)
-        ids = name_ids(name_rows(rows))
-        self.texts = {name: torch.from_numpy(values) for name, values in texts.with_format("numpy")[:].items()}
-        pixels = torch.from_numpy(images.with_format("numpy")["image_features"][:]).to(dtype)
-        self.images = {"image_features": pixels, "ids": ids, "text_rows": text_rows}
+        stored = []
+        with evaluation_mode(encoder), torch.inference_mode():  # no dropout in what is stored
+            for part, (count, compute) in {"texts": (len(words), of_texts), "pixels": (len(rows), of_images)}.items():
+                options = {"key": key | {"part": part}, "batch_size": BATCH_SIZE, "args": args}
+                found = precompute(range(count), compute, folder, **options)
+                stored.append({name: torch.from_numpy(column) for name, column in found.with_format("numpy")[:].items()})
+        self.texts, self.images = stored
+        config, text = encoder.config, self.texts["text_features"]
+        self.texts["text_features"] = text.view(len(text), -1, config.text_config.hidden_size)
+        pixels = self.images["image_features"].to(dtype)
+        self.images = {
+            "image_features": pixels.view(len(rows), copies, -1, config.vision_config.hidden_size),
+            "ids": name_ids(name_rows(rows)),
+            "text_rows": torch.tensor([([places[text] for text in of_row] + [-1])[:2] for of_row in texts_of]),
+        }
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.choose(index)
@@ -173,25 +171,11 @@ class CachedFeatures(EpochRows):
         if not self.first_only:
             random = self.numpy_random(index, *salt)
             copy, choice = int(random.integers(len(copies))), int(random.integers(int((texts >= 0).sum())))
-        row = {"ids": self.images["ids"][index], "image_features": copies[copy]}
+        row = {"ids": self.images["ids"][index], TEXT_IDS: texts[0], "image_features": copies[copy]}
         return row | {name: values[int(texts[choice])] for name, values in self.texts.items()}
-
-    @property
-    def first_texts(self) -> Tensor:
-        """The row in `texts` of each row's first text `(N,)`, equal for equal texts."""
-        return self.images["text_rows"][:, 0]
 
 
 def collate_features(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    """Stack cached rows into a batch with the layout of `PairCollator`: `pairs` and `ids`."""
+    """Stack cached rows into a batch with the layout of `PairCollator`: `pairs`, `ids` and the ids of their texts."""
     stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return {"ids": stacked.pop("ids"), "pairs": stacked}
-
-
-def _image_features(
-    encoder: JointEncoderModel, processor: ProcessorMixin, images: list[Any], names: list[str], dtype: torch.dtype
-) -> Tensor:
-    """`(images, 1 + P, h)`, computed in `dtype`."""
-    batch = processor([{"image": image} for image in images], ids=names).to(encoder.device)
-    with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
-        return encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype).float()
+    return {"ids": stacked.pop("ids"), TEXT_IDS: stacked.pop(TEXT_IDS), "pairs": stacked}

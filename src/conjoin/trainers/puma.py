@@ -169,10 +169,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
             "processor": getattr(processor, "digest", None) or processor_digest(processor),
             "rows": text_digest(str([texts[column][:] for column in columns])),
         }
-        column = datasets.List(datasets.Value("float32"), length=config.get_text_config().hidden_size)
-        features, size = datasets.Features(dict.fromkeys(TAUGHT, column)), self.args.per_device_eval_batch_size
-        folder = str(self.args.teacher_cache)
-        states = precompute(texts, compute, folder, key=key, features=features, batch_size=size, args=self.args)
+        folder, size = str(self.args.teacher_cache), self.args.per_device_eval_batch_size
+        states = precompute(texts, compute, folder, key=key, batch_size=size, args=self.args)
         return states.rename_columns({part: f"teacher_{part}" for part in TAUGHT})
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
