@@ -53,29 +53,25 @@ logger = logging.getLogger(__name__)
 EVAL_KS = (1, 5, 10)
 """The values of k for the hit rates measured in evaluation."""
 _INHERITED = {each.name for each in fields(TrainingArguments)}
-REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "auto_find_batch_size": (
-        lambda value: not value,
-        "a smaller batch has fewer negatives; see gradient_cache_chunk_size",
-    ),
-    "batch_eval_metrics": (lambda value: not value, "R@k needs all embeddings"),
-    "eval_do_concat_batches": (bool, "R@k needs all embeddings"),
-    "label_smoothing_factor": (lambda value: not value, "a contrastive loss has no classes to smooth"),
-    "include_for_metrics": (lambda value: "inputs" not in value, "compute_metrics gets embeddings and ids, no inputs"),
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "auto_find_batch_size": ("a smaller batch has fewer negatives; see gradient_cache_chunk_size", False),
+    "batch_eval_metrics": ("R@k needs all embeddings", False),
+    "eval_do_concat_batches": ("R@k needs all embeddings", True),
+    "label_smoothing_factor": ("a contrastive loss has no classes to smooth", 0),
+    "include_for_metrics": ("compute_metrics gets embeddings and ids, no inputs", [], ["loss"]),
     "hub_strategy": (
-        lambda value: value == HubStrategy.END,
         "a checkpoint holds the state of training, no model to push; expected 'end', which pushes the trained model",
+        HubStrategy.END,
     ),
-    "label_names": (lambda value: not value, "rows are named by the columns group and id"),
-    "use_liger_kernel": (lambda value: not value, "its kernels are those of heads of language models"),
-    "include_num_input_tokens_seen": (lambda value: value in (False, "no"), "items are images and texts, not tokens"),
-    "remove_unused_columns": (lambda value: not value, "the collator reads whole rows"),
+    "label_names": ("rows are named by the columns group and id", None, []),
+    "use_liger_kernel": ("its kernels are those of heads of language models", False),
+    "include_num_input_tokens_seen": ("items are images and texts, not tokens", "no"),
+    "remove_unused_columns": ("the collator reads whole rows", False),
     "train_sampling_strategy": (
-        lambda value: value != "group_by_length",
-        "rows have no length before they are processed; see gradient_cache_chunk_tokens",
+        "rows have no length before they are processed; see gradient_cache_chunk_tokens", "random", "sequential",
     ),
-}
-"""The arguments of `TrainingArguments` that cannot work here: the values that are accepted, and why."""
+}  # fmt: skip
+"""The arguments of `TrainingArguments` that cannot work here: why, and the values that are accepted."""
 NO_EFFECT = {"compute_loss_func": "a subclass with its own `loss_terms`", "model_init": "the model itself"}
 """The arguments of `Trainer` that cannot work here, and what to use."""
 _ALONE = "alone"
@@ -186,9 +182,9 @@ class RetrievalConfig(TrainingArguments):
 
     def _check(self) -> None:
         """Refuse what cannot work here, and values out of range."""
-        for name, (accepts, reason) in REFUSED.items():
+        for name, (reason, *accepted) in REFUSED.items():
             given: Any = vars(self)[name]
-            if not accepts(given):
+            if given not in accepted:
                 raise ValueError(f"{name}={getattr(given, 'value', given)!r}: {reason}")
         if self.neftune_noise_alpha is not None and self.feature_copies:
             raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
@@ -367,8 +363,8 @@ class RetrievalTrainer(Trainer):
     """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
     evaluates_loss: bool = True
     """Whether rows of evaluation have what the loss needs, for `eval_loss`."""
-    needs_own_model: ClassVar[bool] = False
-    """Whether the method reads states of tokens, or prompts, that only models of this package have."""
+    model_class: ClassVar[type[nn.Module]] = nn.Module
+    """What a method can train that reads states of tokens, or prompts."""
     supports_token_chunks: ClassVar[bool] = True
     """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
     loss_file: ClassVar[str | None] = None
@@ -392,7 +388,11 @@ class RetrievalTrainer(Trainer):
     ) -> None:
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        self.check_model(encoder)
+        if not isinstance(encoder, self.model_class):
+            raise ValueError(
+                f"{type(self).__name__} reads states of tokens or prompts, which a {type(encoder).__name__} does not "
+                f"give; expected a {self.model_class.__name__}"
+            )
         self.export_problem = export_problem(encoder)
         if self.export_problem:
             logger.warning(
@@ -463,18 +463,6 @@ class RetrievalTrainer(Trainer):
         self.add_callback(Checksums(self.accelerator))
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
         self.add_callback(self.epochs)
-
-    def check_model(self, model: Any) -> None:
-        """Refuse a model that this trainer cannot train.
-
-        Raises:
-            ValueError: It is a model of sentence-transformers, and the method needs more than its vectors.
-        """
-        if isinstance(model, SentenceModel) and self.needs_own_model:
-            raise ValueError(
-                f"{type(self).__name__} reads states of tokens or prompts that a model of sentence-transformers does "
-                f"not give; expected a model of this package: {', '.join(MODELS)}"
-            )
 
     # What a method defines
 

@@ -131,19 +131,18 @@ class CoralTrainer(QueryCandidateTrainer):
     """
 
     config_class = CoralConfig
-    needs_own_model = True
+    model_class = MllmRetrieverModel
     rows_class = SeededRows
     supports_token_chunks = False
     args: CoralConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        encoder: Any = self.encoder
         processor: Any = self.processing_class
-        if not isinstance(encoder, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
+        if not isinstance(processor, MllmRetrieverProcessor):
             raise ValueError(
-                "Coral reconstructs the input of an MLLM retriever; expected such a model and its processor "
-                f"(processing_class), got {type(encoder).__name__} and {type(processor).__name__}"
+                "Coral reconstructs the input of an MLLM retriever; expected its processor (processing_class), got "
+                f"{type(processor).__name__}"
             )
         if self.args.weights and processor.sentence_files is not None:
             raise ValueError(
@@ -151,7 +150,7 @@ class CoralTrainer(QueryCandidateTrainer):
                 "template, in which the item's own tokens are not known; expected reconstruct=[] or an MLLM"
             )
         self.frame = PromptFrame.of(processor)
-        self.language_head = find_language_head(encoder, self.args)
+        self.language_head = find_language_head(self.encoder, self.args)
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the seeds of their masks."""

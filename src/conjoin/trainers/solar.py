@@ -105,7 +105,7 @@ class SolarTrainer(RetrievalTrainer):
     The output of a frozen tower serves as target or score, so it must not be random.
     """
 
-    needs_own_model = True
+    model_class = JointEncoderModel
     supports_token_chunks: ClassVar[bool] = False
     args: Any
 
@@ -113,11 +113,11 @@ class SolarTrainer(RetrievalTrainer):
         """Return the loss of pairs with its projection heads and the GCL loss, where they have a weight.
 
         Raises:
-            ValueError: The model is no joint encoder, has no E_VL, or drops tokens at random. Masks and constructed
-                samples choose which tokens to drop.
+            ValueError: The model has no E_VL, or drops tokens at random. Masks and constructed samples choose which
+                tokens to drop.
         """
-        got = {name: getattr(model.config, name, None) for name in ("model_type", "num_vl_layers", "token_dropout")}
-        if not isinstance(model, JointEncoderModel) or not got["num_vl_layers"] or got["token_dropout"]:
+        got = {name: getattr(model.config, name) for name in ("num_vl_layers", "token_dropout")}
+        if not got["num_vl_layers"] or got["token_dropout"]:
             raise ValueError(f"SOLAR needs a joint_encoder with num_vl_layers and without token_dropout, got {got}")
         loss = nn.ModuleDict()
         if args.itc_weight:
