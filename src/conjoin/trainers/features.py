@@ -149,8 +149,8 @@ class CachedFeatures(EpochRows):
         with evaluation_mode(encoder), torch.inference_mode():  # no dropout in what is stored
             for part, (count, compute) in {"texts": (len(words), of_texts), "pixels": (len(rows), of_images)}.items():
                 options = {"key": key | {"part": part}, "batch_size": BATCH_SIZE, "args": args}
-                found = precompute(range(count), compute, folder, **options)
-                stored.append({name: torch.from_numpy(column) for name, column in found.with_format("numpy")[:].items()})
+                found = precompute(range(count), compute, folder, **options).with_format("numpy")[:]
+                stored.append({name: torch.from_numpy(column) for name, column in found.items()})
         self.texts, self.images = stored
         config, text = encoder.config, self.texts["text_features"]
         self.texts["text_features"] = text.view(len(text), -1, config.text_config.hidden_size)

@@ -128,10 +128,10 @@ def cached_backward(
             replays.append(step.replay)
             embeddings, chunk_terms = step.embed(**chunk.inputs)
             outputs = embeddings | chunk_terms
-            parts.append({name: each.detach().requires_grad_(each.is_floating_point()) for name, each in outputs.items()})
+            parts.append({name: each.detach() for name, each in outputs.items()})
             names |= dict.fromkeys(chunk_terms)
     step.replay, end_state = None, RandomState(device)
-    leaves = [leaf for part in parts for leaf in part.values() if leaf.requires_grad]
+    leaves = [each.requires_grad_() for part in parts for each in part.values() if each.is_floating_point()]
     joined = {
         name: _join([(chunk, part[name]) for chunk, part in zip(chunks[:count], parts, strict=False) if name in part])
         for name in dict.fromkeys(name for part in parts for name in part)
@@ -170,8 +170,8 @@ def _join(parts: Sequence[tuple[Chunk, Tensor]]) -> Tensor:
     of the chunks; only trainers that need the order of the batch have such outputs.
     """
     if not parts[0][1].ndim:
-        float_terms = [term.to(torch.promote_types(term.dtype, torch.float32)) for _, term in parts]
-        return torch.cat([term.expand(len(chunk.indices)) for (chunk, _), term in zip(parts, float_terms)]).mean()
+        repeated = [term.expand(len(chunk.indices)) for chunk, term in parts]
+        return torch.cat([term.to(torch.promote_types(term.dtype, torch.float32)) for term in repeated]).mean()
     indices, rows = torch.cat([chunk.indices for chunk, _ in parts]), torch.cat([rows for _, rows in parts])
     return rows[indices.argsort().to(rows.device)] if len(indices) == len(rows) else rows
 
