@@ -11,7 +11,10 @@ import yaml
 
 from conjoin.cli.main import main
 from conjoin.hub import export_stock
+from conjoin.hub.card import CARDS
+from conjoin.hub.folder import MODELS
 from conjoin.push import PushError, model_upload, push
+from conjoin.trainers.recipe import TRAINERS
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
@@ -102,13 +105,23 @@ def test_one_commit_holds_the_model_and_its_card(hub, api, folder, tmp_path_fact
     assert (recipe["text_model_name_or_path"], recipe["mined"]) == ("bert", "rows")
 
 
-def test_card_says_what_the_folder_says(folder):
-    results = [folder / "results.json"]
+def test_card_says_what_the_folder_says(folder, tmp_path):
+    scores = {"test": [{"hf_subset": "en", "main_score": 0.5}]}
+    mteb = {"task_name": "CIRR", "dataset_revision": "abc", "scores": scores}
+    (tmp_path / "CIRR.json").write_text(json.dumps(mteb))
+    results = [folder / "results.json", tmp_path / "CIRR.json"]
     card = model_upload(folder, "me/model", license="mit", results=results, languages=["en", "de"]).card
     told = metadata(card)
     assert (told["license"], told["language"], told["datasets"]) == ("mit", ["en", "de"], ["someone/captions"])
     assert (told["base_model"], told["base_model_relation"]) == (["openai/clip-vit-base-patch32"], "finetune")
-    (result,) = told["model-index"][0]["results"]
+    result, public = told["model-index"][0]["results"]
+    assert public["dataset"] | {"name": ""} == {
+        "name": "", "type": "mteb/CIRR", "config": "en", "split": "test", "revision": "abc",
+    }  # fmt: skip
+    assert {"mteb", "loss:GCL"} <= {*told["tags"]} and (public["metrics"][0]["type"]) == "main_score"
+    assert "arXiv 2509.25638" in card and "@misc{gcl,\n  title = {Generalized" in card and card.count("```") % 2 == 0
+    assert "| inputs | text, image" in card and "| layers of the text model | " in card and "pip install" in card
+    assert "[someone/captions](https://huggingface.co/datasets/someone/captions)" in card
     assert result["dataset"] == {"name": "Emoji", "type": "emoji", "split": "test"}
     assert result["metrics"] == [{"type": "text_to_image_r@10", "value": 45.1, "name": "text → image, R@10"}]
     rows = {"max_steps": 300, "learning_rate": 0.002, "world_size": 2, "commit": "abc", "versions": "torch 2.13.0"}
@@ -119,12 +132,24 @@ def test_card_says_what_the_folder_says(folder):
     assert "/home/someone" not in card and "{{" not in card and "{%" not in card
 
 
+def test_cards_cite_as_the_citation_file_does():
+    cited = yaml.safe_load((CARDS / "papers.yaml").read_text())
+    papers = {paper["title"]: paper for paper in cited["papers"].values()}
+    for reference in yaml.safe_load((SCRIPT.parents[1] / "CITATION.cff").read_text())["references"][1:]:
+        paper = papers[reference["title"]]
+        assert (f"arXiv:{paper.get('arxiv')}" in json.dumps(reference)) == ("identifiers" in reference)
+        assert paper["author"].startswith(reference["authors"][0]["family-names"])
+    named = [*cited["models"].values(), *(method["papers"] for method in cited["methods"].values())]
+    assert {name for names in named for name in names} | {*cited["options"].values()} == cited["papers"].keys()
+    assert {*TRAINERS} <= cited["methods"].keys() and {*MODELS} == cited["models"].keys()
+
+
 def test_a_stock_export_is_pushed_with_its_modules(retriever, tmp_path):
     export_stock(*retriever("qwen2_vl", 2, embedding_dim=16), tmp_path / "stock")
     upload = model_upload(tmp_path / "stock", "me/stock", base_models=["Qwen/Qwen2-VL-2B-Instruct"])
     files = {path.relative_to(tmp_path / "stock").as_posix() for path in tmp_path.glob("stock/**/*") if path.is_file()}
     assert set(upload.files) == files | {"README.md"} and "3_Dense/model.safetensors" in files and not upload.left_out
-    assert "vectors of 16 dimensions" in upload.card and "trust_remote_code" not in upload.card
+    assert "| dimensions | 16 |" in upload.card and "trust_remote_code" not in upload.card
     assert metadata(upload.card)["base_model"] == ["Qwen/Qwen2-VL-2B-Instruct"]
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import SafetensorError, safe_open
 from transformers import TrainingArguments
@@ -59,11 +60,16 @@ def render_card(
     is_library, kind = has_library_card(folder), config.get("model_type", "sentence-transformers")
     recipe = _read(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     scores = [each for path in results for each in read_results(Path(path))]
-    sources = [recipe.get(name) for name in _MODELS[1:]]
-    backbone = config.get("backbone_config", config)
     bases = sorted(set(base_models or _hub_ids([recipe.get(name) for name in _MODELS])))
     mixture = recipe.get("dataset_mixture") or [{"path": recipe.get("dataset_name")}]
     trained_on = [each["path"] for each in mixture if each["path"]]
+    known = yaml.safe_load((CARDS / "papers.yaml").read_text(encoding="utf-8"))
+    method = known["methods"].get(recipe.get("trainer"), {"papers": [], "losses": []})
+    cited = [*known["models"].get(kind, []), *method["papers"]]
+    cited += [paper for option, paper in known["options"].items() if recipe.get(option)]
+    tags = ["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", kind]
+    tags += [f"loss:{name}" for name in method["losses"]]
+    tags += ["mteb"] if any(content.get("benchmark") == "MTEB" for content in scores) else []
     card = ModelCardData(
         base_model=bases or None,
         base_model_relation="finetune" if bases else None,
@@ -74,33 +80,27 @@ def render_card(
         license=license,
         model_name=repo_id.split("/")[-1],
         pipeline_tag="feature-extraction",
-        tags=[*dict.fromkeys(["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", kind])],
+        tags=[*dict.fromkeys(tags)],
     )
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8")) if is_library else []
+    parts = [CARDS / f"{kind if kind in MODELS else 'stock'}.md", CARDS / "common.md"]
+    links = {name: f"[{name}](https://huggingface.co/datasets/{name})" for name in _hub_ids(trained_on)}
     return str(
         ModelCard.from_template(
             card,
-            template_path=str(CARDS / f"{kind if kind in MODELS else 'stock'}.md"),
+            template_str="".join(part.read_text(encoding="utf-8") for part in parts),
             repo_id=repo_id,
             name=repo_id.split("/")[-1],
-            parameters=f"{_count_parameters(folder):,}",
-            dimension=None if is_library else _dimension(config),
+            facts=_facts(folder, config, recipe),
             architecture=kind,
-            modules=[
-                each["type"].rpartition(".")[2]
-                for each in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-            ]
-            if is_library
-            else [],
+            modules=[each["type"].rpartition(".")[2] for each in modules],
             config=config,
-            towers=[
-                {"name": tower, "source": public_name(source) if source else backbone[f"{tower}_config"]["model_type"]}
-                for tower, source in zip(("vision", "text"), sources, strict=True)
-                if not is_library
-            ],
             method=recipe.get("trainer"),
-            data=", ".join(public_name(source) for source in trained_on),
+            losses=method["losses"],
+            data=", ".join(links.get(source) or public_name(source) for source in trained_on),
             settings=_settings(recipe),
             results=[row for content in scores for row in content["headline"]],
+            papers={key: known["papers"][key] for key in dict.fromkeys(cited)},
             sample=_SAMPLE in trained_on,
         )
     )
@@ -112,16 +112,27 @@ def has_library_card(folder: Path) -> bool:
     return (folder / "modules.json").is_file() and config.get("model_type") not in {*MODELS, *PROCESSORS}
 
 
-def _count_parameters(folder: Path) -> int:
-    """Number of stored parameters, read from the headers of the weight files."""
-    total = 0
+def _facts(folder: Path, config: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of a model, what it embeds and what its towers are, as far as its files say."""
+    count = 0
     for path in sorted(folder.rglob("model*.safetensors")):
         try:
             with safe_open(str(path), "numpy") as file:
-                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
         except SafetensorError as error:
             raise ValueError(f"{str(path)!r} is damaged ({error}); save the model again") from error
-    return total
+    facts: dict[str, Any] = {"parameters": f"{count:,}"}
+    if not has_library_card(folder):
+        backbone = config.get("backbone_config", config)
+        text = backbone.get("text_config", backbone)
+        facts["dimensions"] = _dimension(config)
+        facts["layers of the text model"] = config.get("keep_layers") or text.get("num_hidden_layers")
+        for tower, source in (("vision", recipe.get(_MODELS[1])), ("text", recipe.get(_MODELS[2]))):
+            name = public_name(source) if source else backbone.get(f"{tower}_config", {}).get("model_type")
+            facts[f"{tower} tower"] = name and f"`{name}`"
+    for path in sorted(folder.rglob("sentence_bert_config.json")):
+        facts["inputs"] = ", ".join(_read(path).get("modality_config", {}))
+    return {name: value for name, value in facts.items() if value}
 
 
 def _dimension(config: dict[str, Any]) -> int:
@@ -179,7 +190,9 @@ def read_results(path: Path) -> list[dict[str, Any]]:
                 for subset in filter(lambda each: math.isfinite(each["main_score"]), subsets):
                     name = task if subset["hf_subset"] == "default" else f"{task} ({subset['hf_subset']})"
                     row = {"label": f"{name}, main score", "metric": {"value": subset["main_score"]}}
-                    found.append({"title": f"MTEB {name}", "dataset": {"split": split}, "headline": [row]})
+                    data = {"type": task, "config": subset["hf_subset"], "split": split}
+                    data["revision"] = content.get("dataset_revision")
+                    found.append({"title": f"MTEB {name}", "benchmark": "MTEB", "dataset": data, "headline": [row]})
         else:
             raise ValueError(f"{str(file)!r} holds no results; expected results.json, or results of MTEB")
     return found
@@ -187,16 +200,18 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 def _eval_results(content: dict[str, Any]) -> list[EvalResult]:
     """The headline of an evaluation as entries of `model-index`; scores in percent."""
-    title = str(without_paths(content["title"]))
-    split = content.get("dataset", {}).get("split")
+    title, data = str(without_paths(content["title"])), content.get("dataset", {})
+    is_mteb = content.get("benchmark") == "MTEB"
     return [
         EvalResult(
             task_type="retrieval",
             task_name="Retrieval",
-            dataset_type=_slug(title),
+            dataset_type=f"mteb/{data['type']}" if is_mteb else _slug(title),
             dataset_name=title,
-            dataset_split=str(split) if split else None,
-            metric_type=_slug(row["label"]),
+            dataset_config=data["config"] if is_mteb else None,
+            dataset_split=str(data["split"]) if data.get("split") else None,
+            dataset_revision=data["revision"] if is_mteb else None,
+            metric_type="main_score" if is_mteb else _slug(row["label"]),
             metric_name=row["label"],
             metric_value=round(100 * row["metric"]["value"], 2),
         )
