@@ -22,7 +22,7 @@ COMMANDS = {
     "mine": "find hard negatives of every row of a dataset",
     "export": "write a model as a folder that other programs load",
     "push": "push a model, a collection, a dataset, a metric or a search app to the Hub",
-    "verify": "compare the files of collections and models with their checksums",
+    "verify": "compare files with their checksums, or an endpoint with the model that it serves",
     "evaluate": "evaluate a model on a benchmark, or a collection on queries",
     "mteb": "evaluate a model on tasks of MTEB",
     "data compose-queries": "compose queries of several conditions from a catalogue of products",

@@ -1,0 +1,226 @@
+"""Compare the vectors of a running endpoint with those of a checkpoint, and say which step differs."""
+
+import base64
+import io
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+from PIL import Image, ImageOps
+
+from conjoin.retrieval import ItemEncoder
+
+SAME = 0.999
+"""The least cosine of vectors that count as the same."""
+_COUNT, _LONG, _SECONDS = 20, 1200, 600.0
+_WORDS = "red green blue small large old new wooden table lamp chair glass shoe coat river house apple cat".split()
+_PICTURES: Mapping[str, Callable[[Image.Image], Image.Image]] = {
+    "squeezes pictures into a square": lambda picture: picture.resize(
+        [min(picture.size)] * 2, Image.Resampling.BICUBIC
+    ),
+    "cuts out the middle square of pictures": lambda picture: ImageOps.fit(picture, [min(picture.size)] * 2),
+    "pads pictures to a square": lambda picture: ImageOps.pad(picture, [max(picture.size)] * 2),
+    "exchanges red and blue": lambda picture: Image.merge("RGB", picture.split()[::-1]),
+}
+_Embed = Callable[[Sequence[Any]], np.ndarray]
+
+
+class KindCheck(NamedTuple):
+    """How the vectors of items of one kind compare.
+
+    Attributes:
+        kind: Such as `"long text"`.
+        cosine: The least cosine between a vector of the endpoint and one of the checkpoint; None if not compared.
+        finding: `"same"`, or what differs.
+    """
+
+    kind: str
+    cosine: float | None
+    finding: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether both gave vectors, and they are not the same."""
+        return self.cosine is not None and self.finding != "same"
+
+
+def check_endpoint(encoder: ItemEncoder, url: str, key: str = "") -> list[KindCheck]:
+    """Compare a running endpoint with a checkpoint on twenty items of each kind.
+
+    Where vectors differ, the items are encoded again as if a step were left out or done in another way; the step that
+    comes nearest is named. How many words count shows by a search for the shortest beginning with the same vector.
+
+    Args:
+        encoder: The checkpoint; items get the prompt that it gives to items that are neither query nor document.
+        url: Of the endpoint: `.../v1` in OpenAI's form, with pictures in `messages` as vLLM takes them; or
+            `.../embed`, of Text Embeddings Inference or of `conjoin serve`.
+        key: Sent as the bearer token, if there is one.
+
+    Raises:
+        ConnectionError: The endpoint does not answer.
+        ValueError: Of no kind both give vectors.
+    """
+    source, headers = random.Random(0), {"Authorization": f"Bearer {key}"} if key else {}
+
+    def texts(length: int) -> list[str]:
+        return [" ".join(source.choices(_WORDS, k=length)) for _ in range(_COUNT)]
+
+    def pictures(size: tuple[int, int]) -> list[Image.Image]:
+        pixels = (source.randbytes(5 * 5 * 3) for _ in range(_COUNT))
+        return [Image.frombytes("RGB", (5, 5), each).resize(size, Image.Resampling.BICUBIC) for each in pixels]
+
+    short, wide = texts(6), pictures((480, 160))
+    kinds: dict[str, list[Any]] = {
+        "text": short,
+        "text as a message": short,
+        "long text": texts(_LONG),
+        "square picture": pictures((224, 224)),
+        "wide picture": wide,
+        "picture and text": [{"image": image, "text": text} for image, text in zip(wide, short, strict=True)],
+    }
+    with httpx.Client(headers=headers, timeout=_SECONDS) as client:
+        ask = _open(client, url.rstrip("/"), encoder.name)
+        checks = [_check(kind, kinds[kind], encoder, partial(ask, kind == "text as a message")) for kind in kinds]
+    if all(check.cosine is None for check in checks):
+        raise ValueError(f"nothing to compare with {url!r}: {checks[0].finding}")
+    return checks
+
+
+def _open(client: httpx.Client, url: str, name: str) -> Callable[[bool, Sequence[Any]], np.ndarray]:
+    """What asks an endpoint for the vectors `(N, D)` of items, as messages if told.
+
+    Raises:
+        ConnectionError: Of a call, too: it does not answer.
+        ValueError: Of a call: it refuses, or answers in another form.
+    """
+
+    def send(method: str, address: str, body: Any = None) -> Any:  # noqa: ANN401
+        try:
+            answer = client.request(method, address, json=body)
+        except httpx.RequestError as error:
+            raise ConnectionError(f"{address} does not answer: {error}") from error
+        if answer.status_code >= 400:
+            raise ValueError(f"status {answer.status_code}, {answer.text:.200}")
+        return answer.json()
+
+    def get(address: str) -> Any:  # noqa: ANN401
+        try:
+            return send("GET", address)
+        except ValueError:
+            return None
+
+    if url.endswith("/embed"):
+        is_ours = "fingerprint" in (get(url.removesuffix("embed") + "health") or {})
+    else:
+        url = url.removesuffix("/embeddings").removesuffix("/v1") + "/v1"
+        models = (get(f"{url}/models") or {}).get("data")
+        name = models[0]["id"] if models else name
+
+    def embed(as_messages: bool, items: Sequence[Any]) -> np.ndarray:
+        mappings = [{"text": item} if isinstance(item, str) else item for item in items]
+        mappings = [item if isinstance(item, dict) else {"image": item} for item in mappings]
+        sent = [item | ({"image": _uri(item["image"])} if "image" in item else {}) for item in mappings]
+        fixed: dict[str, Any] = {"model": name, "encoding_format": "float"}
+        if url.endswith("/embed"):
+            if as_messages or (not is_ours and any("image" in item for item in sent)):
+                raise ValueError("its form has no place for them")
+            bodies = [{"items": sent} if is_ours else {"inputs": [*items], "truncate": True}]
+        elif as_messages or any("image" in item for item in sent):
+            bodies = [fixed | {"messages": [{"role": "user", "content": _content(item)}]} for item in sent]
+        else:
+            bodies = [fixed | {"input": [*items]}]
+        answers = [send("POST", url if url.endswith("/embed") else f"{url}/embeddings", body) for body in bodies]
+        try:
+            if url.endswith("/embed"):
+                vectors = answers[0]["embeddings"] if is_ours else answers[0]
+            else:
+                data = [sorted(answer["data"], key=lambda one: one["index"]) for answer in answers]
+                vectors = [each["embedding"] for several in data for each in several]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"its answer has another form: {answers[0]!r:.200}") from error
+        found = np.array(vectors, dtype=np.float64)
+        if found.ndim != 2 or len(found) != len(items):
+            raise ValueError(f"it gave vectors of shape {found.shape} for {len(items)} items")
+        return found
+
+    return embed
+
+
+def _content(item: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The parts of a message: the picture, then the text."""
+    picture = [{"type": "image_url", "image_url": {"url": item["image"]}}] if "image" in item else []
+    return [*picture, *({"type": "text", "text": item["text"]} for _ in range("text" in item))]
+
+
+def _uri(picture: Image.Image) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "png")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _check(kind: str, items: Sequence[Any], encoder: ItemEncoder, embed: _Embed) -> KindCheck:
+    """Compare the vectors of items, and say what differs."""
+    try:
+        wanted = encoder.encode(items)
+    except ValueError as error:
+        return KindCheck(kind, None, f"the checkpoint takes none: {error}")
+    try:
+        found = embed(items)
+    except ValueError as error:
+        return KindCheck(kind, None, f"the endpoint takes none: {error}")
+    lengths, cosine, differs = np.linalg.norm(found, axis=1), _cosine(found, wanted), []
+    if cosine < SAME:
+        differs.append(_explain(kind, items, encoder, embed, found, cosine))
+    if np.abs(lengths - 1).max() > 1e-2:
+        differs.append(f"does not normalise: lengths are {lengths.min():.3g} to {lengths.max():.3g}")
+    if found.shape[1] != wanted.shape[1]:
+        differs.append(f"gives {found.shape[1]} numbers, the checkpoint {wanted.shape[1]}")
+    return KindCheck(kind, cosine, f"the endpoint {'; it '.join(differs)}" if differs else "same")
+
+
+def _explain(
+    kind: str, items: Sequence[Any], encoder: ItemEncoder, embed: _Embed, found: np.ndarray, cosine: float
+) -> str:
+    """The step that comes nearest to the vectors of an endpoint, if one comes much nearer than the checkpoint does."""
+    prompts = {"gives no prompt": ""} | {f"gives the prompt {name!r}": text for name, text in encoder.prompts.items()}
+    tried = {name: encoder.encode(items, prompt=prompt) for name, prompt in prompts.items()}
+    if "picture" in kind:
+        for name, change in _PICTURES.items():
+            changed = [
+                item | {"image": change(item["image"])} if isinstance(item, dict) else change(item) for item in items
+            ]
+            tried[name] = encoder.encode(changed)
+    nearest, near = max(((name, _cosine(found, vectors)) for name, vectors in tried.items()), key=lambda pair: pair[1])
+    if kind == "long text" and near < SAME:
+        there, here = (_words_read(each, items[0]) for each in (embed, encoder.encode))
+        if there != here:
+            return f"reads about the first {there:,} words of {_LONG:,}, the checkpoint {here:,}"
+    if near > (1 + cosine) / 2:
+        return nearest + ("" if near >= SAME else f", with which the cosine is {near:.4f}")
+    if "picture" in kind and cosine > 0.95:
+        return "is near: it resizes pictures by another filter or rounds otherwise"
+    return "differs in another step: template, special tokens, pixels, pooling or weights"
+
+
+def _words_read(embed: _Embed, text: str) -> int:
+    """About how many words of a text have a part in its vector."""
+    words = text.split()
+    whole, least, most = embed([text]), 1, len(words)
+    while least < most:
+        middle = (least + most) // 2
+        if _cosine(embed([" ".join(words[:middle])]), whole) > 1 - 1e-6:
+            most = middle
+        else:
+            least = middle + 1
+    return least
+
+
+def _cosine(first: np.ndarray, second: np.ndarray) -> float:
+    """The least cosine between rows, of as many leading numbers as both have."""
+    width = min(first.shape[1], second.shape[1])
+    first, second = (each[:, :width].astype(np.float64) for each in (first, second))
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return float(((first * second).sum(1) / np.maximum(lengths, 1e-12)).min())
