@@ -1,9 +1,9 @@
 """`conjoin copy`: a collection to another place."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from conjoin.cli.options import ImageOptions, option
+from conjoin.cli.options import ImageOptions, option, pick
 
 
 @dataclass(kw_only=True)
@@ -17,6 +17,8 @@ class Options(ImageOptions):
         collection: Folder that `conjoin encode` wrote, or a URI.
         uri: Where to.
         keep_pictures: Make thumbnails of at most N pixels, if it has none.
+        center: kind subtracts from each vector the mean of its kind (image, text, both), and from those of queries: a
+            text then finds a picture among texts.
         replace: Replace the collection that is there.
 
     Example:
@@ -26,6 +28,7 @@ class Options(ImageOptions):
     collection: str
     uri: str
     keep_pictures: int | None = option(least=1)
+    center: Literal["kind"] | None = None
     replace: bool = False
 
 
@@ -37,8 +40,10 @@ def run(options: Options) -> None:
 
     collection = Collection(options.collection)
     if milvus_address(options.uri):
+        if options.center is not None:
+            raise ValueError("--center makes a collection in a folder; copy that one to Milvus")
         copy: Any = copy_to_milvus(collection, options.uri, show_progress=True)
     else:
-        side, replace = options.keep_pictures, options.replace
-        copy = copy_collection(collection, options.uri, side=side, replace=replace, show_progress=True)
+        how: dict[str, Any] = {"side": options.keep_pictures, **pick(options, "center", "replace")}
+        copy = copy_collection(collection, options.uri, show_progress=True, **how)
     print(f"copied {len(copy):,} rows to {options.uri}")

@@ -40,12 +40,15 @@ class ModelIdentity(NamedTuple):
         fingerprint: Of its configuration and weights.
         input_type: How items with several images were read; None if there is no such item, or it is not known.
         load_options: The options of `load_encoder` without which the model does not load: `pooling` or `preset`.
+        centers: By kind of the rows, the mean `(D,)` that was subtracted from their vectors, and is from those of
+            queries; empty for none.
     """
 
     name: str
     fingerprint: str
     input_type: str | None = None
     load_options: Mapping[str, str] = {}
+    centers: Mapping[str, Sequence[float]] = {}
 
     def __str__(self) -> str:
         return f"{self.name!r} (fingerprint {self.fingerprint[:12]})"
@@ -55,7 +58,8 @@ def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
     """The model that the metadata of a collection record."""
     key, details = metadata["key"], metadata["details"]
     input_type = key["input_type"] if details["has_multi_image_items"] else None
-    return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"])
+    centers = details.get("centers", {})
+    return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"], centers)
 
 
 class ItemEncoder(Described):

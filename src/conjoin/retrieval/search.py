@@ -18,7 +18,7 @@ from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection
 from conjoin.retrieval.results import Hits, Ranking, Searchable
-from conjoin.retrieval.vectors import exact_search, truncate
+from conjoin.retrieval.vectors import exact_search, subtract_centers, truncate
 from conjoin.retrieval.words import WordQuery
 
 SERVED_BYTES = 10**9
@@ -119,11 +119,12 @@ def rank_items(
         check_model(collection, encoder)
         how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
         if weights is None:
-            vectors = query_vectors(collection, encoder.encode_query(items, **how))
+            kinds = [_item_kind(item, f"item {index}") for index, item in enumerate(items)]
+            vectors = query_vectors(collection, encoder.encode_query(items, **how), kinds)
         else:
             parts = weighted_parts(items, weights)
             encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
-            vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
+            vectors = weighted_sums(query_vectors(collection, encoded, [part for _, part in parts]), parts, weights)
     if ranking == "words" or (ranking == "default" and collection.has_words):
         words = [_item_words(item, f"item {index}", weights) for index, item in enumerate(items)]
         empty = [index for index, (text, _) in enumerate(words) if not text]
@@ -138,6 +139,13 @@ def rank_items(
         return result
     return Ranking.join((ids[: int((scores >= min_score).sum())], scores[scores >= min_score])
                         for ids, scores in result.queries())  # fmt: skip
+
+
+def _item_kind(item: Any, name: str) -> str:  # noqa: ANN401
+    """`"image"`, `"text"` or `"both"`, as of a row."""
+    parts = [part for part in item_parts(item, name) if not isinstance(part, SystemText)]
+    has_text = any(isinstance(part, str) for part in parts)
+    return "text" if all(isinstance(part, str) for part in parts) else "both" if has_text else "image"
 
 
 def _item_words(item: Any, name: str, weights: Mapping[str, float] | None) -> WordQuery:  # noqa: ANN401
@@ -259,9 +267,15 @@ def weighted_sums(vectors: np.ndarray, parts: Sequence[tuple[int, str]], weights
     return (sums / norms).astype(np.float32)
 
 
-def query_vectors(collection: Searchable, vectors: np.ndarray) -> np.ndarray:
-    """Embeddings `(N, D)` of queries by the model of a collection, truncated as its vectors are (Matryoshka)."""
-    return truncate(vectors, collection.dimension) if collection.dimension < vectors.shape[1] else vectors
+def query_vectors(collection: Searchable, vectors: np.ndarray, kinds: Sequence[str]) -> np.ndarray:
+    """Embeddings `(N, D)` of queries of some kinds, truncated (Matryoshka) and centered as those of a collection are.
+
+    Raises:
+        ValueError: The collection is centered, and has no rows of a query's kind.
+    """
+    vectors = truncate(vectors, collection.dimension) if collection.dimension < vectors.shape[1] else vectors
+    centers = collection.model.centers
+    return subtract_centers(vectors, kinds, centers) if centers else vectors
 
 
 def search_exactly(

@@ -6,7 +6,7 @@ float32 selects the few candidates for that: everything within its worst roundin
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -68,6 +68,21 @@ def truncate(vectors: np.ndarray, width: int) -> np.ndarray:
     short = np.asarray(vectors[:, :width], dtype=np.float32)
     norms = np.linalg.norm(short, axis=1, keepdims=True)
     return np.divide(short, norms, out=np.zeros_like(short), where=norms > 0)
+
+
+def subtract_centers(vectors: np.ndarray, kinds: Sequence[str], centers: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Vectors `(N, D)`, each less the center of its kind, L2-normalised again, float32.
+
+    Raises:
+        ValueError: A kind has no center, or a vector equals it.
+    """
+    if missing := sorted({*kinds} - {*centers}):
+        raise ValueError(f"the kind {missing[0]!r} has no mean to subtract; there are those of {', '.join(centers)}")
+    moved = vectors.astype(np.float64) - np.array([centers[kind] for kind in kinds]).reshape(-1, vectors.shape[1])
+    norms = np.linalg.norm(moved, axis=1, keepdims=True)
+    if (norms < 1e-6).any():
+        raise ValueError(f"a vector of the kind {kinds[int(norms.argmin())]!r} equals the mean of its kind")
+    return (moved / norms).astype(np.float32)
 
 
 def exact_search(
