@@ -46,13 +46,19 @@ def weights(content):
     return read
 
 
-def template(text):
+def embedder(name, text):
+    """An embedder with another file of a name."""
+
     def read(folder):
         save_embedder(folder / "hostile")
-        (folder / "hostile/chat_template.jinja").write_text(text)
+        (folder / "hostile" / name).write_text(text)
         load_encoder(folder / "hostile").encode(["a"])
 
     return read
+
+
+def template(text):
+    return embedder("chat_template.jinja", text)
 
 
 def versions(name, content):
@@ -65,10 +71,16 @@ def versions(name, content):
 
 
 CASES = {
-    "digits": (recipe(f"seed: {'9' * 20_000}"), "hostile.yaml: "),
-    "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile' .*expected safetensors"),
-    "a pickle of PyTorch": (weights(torch.save), "hostile' .*expected safetensors"),
-    "no weights": (weights(lambda code, path: path.write_bytes(b"hello")), "hostile': .* is damaged"),
+    "digits": (recipe(f"seed: {'9' * 20_000}"), "hostile.yaml cannot be read: "),
+    "deep YAML": (recipe("[" * 20_000), "hostile.yaml cannot be read: .*recursion.*; expected YAML"),
+    "deep JSON": (embedder("config.json", "[" * 100_000), "hostile/config.json' cannot be read: .*recursion"),
+    "no tokenizer": (embedder("tokenizer.json", "{"), "cannot load the model .*hostile': Expecting property name"),
+    "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile': .*as safetensors"),
+    "a pickle of PyTorch": (weights(torch.save), "hostile': .*as safetensors"),
+    "no weights": (
+        weights(lambda code, path: path.write_bytes(b"hello")),
+        "hostile': one of its files cannot be read",
+    ),
     "a broken template": (template("{% if %}"), "chat template of .*hostile'.*TemplateSyntaxError"),
     "a template of code": (template("{{ ''.__class__.__mro__ }}"), "chat template of .*hostile'.*SecurityError"),
     "a template that fails": (template("{{ 1 / 0 }}"), "chat template of .*hostile'.*ZeroDivisionError"),

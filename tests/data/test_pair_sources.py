@@ -52,7 +52,7 @@ def test_captions_are_utf_8(tmp_path):
     (tmp_path / "a.txt").write_text("rötlich", encoding="utf-8-sig")  # with the mark that some editors write
     assert load_pairs(tmp_path)["text"][:] == ["rötlich"]
     (tmp_path / "a.txt").write_text("rötlich", encoding="latin-1")
-    with pytest.raises(ValueError, match=r"the caption '.*a.txt' is not UTF-8 .*position 1"):
+    with pytest.raises(ValueError, match=r"the caption '.*a.txt' cannot be read: .*position 1.*save it as UTF-8"):
         load_pairs(tmp_path)
 
 

@@ -289,7 +289,7 @@ def test_tables_that_cannot_be_read_are_named(tmp_path, name, content, message, 
 @pytest.mark.parametrize("content", [b"", b"no tar", b"\0" * 10240])
 def test_shards_that_cannot_be_read_are_named(tmp_path, content, streaming):
     (tmp_path / "a.tar").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a.tar'\] cannot be read as webdataset: \S+"):
+    with pytest.raises(ValueError, match=r"a.tar'\] cannot be read: .*expected webdataset"):
         load_pairs(tmp_path / "a.tar", streaming=streaming)
     with pytest.raises(FileNotFoundError, match=r"no such file: '.*b-\*.tar'"):
         load_pairs(str(tmp_path / "b-*.tar"), streaming=streaming)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.hub import export, export_onnx, load_model, onnx_export
@@ -152,3 +153,6 @@ def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch):
     (copied / "model_image.onnx").write_bytes(b"")
     with pytest.raises(ValueError, match=r"model_image\.onnx' is missing, truncated or damaged"):
         load_encoder(copied)
+    (copied / "SHA256SUMS").unlink()
+    with pytest.raises(ValueError, match=r"model_image\.onnx' cannot be read: .*; export the model again"):
+        load_encoder(copied).encode([Image.new("RGB", (9, 9))])

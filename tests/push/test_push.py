@@ -236,12 +236,12 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
         (tmp_path / "broken" / path.name).symlink_to(path if path.suffix != ".safetensors" else "nothing")
     for source, words, message in (
         (tmp_path / "broken", "me/m --dry-run", "lacks model*.safetensors"),
-        (model, f"me/m --results {tmp_path / 'strange' / 'damaged.json'} --dry-run", "damaged.json' is damaged ("),
+        (model, f"me/m --results {tmp_path / 'strange' / 'damaged.json'} --dry-run", "damaged.json' cannot be read: "),
         (model, f"me/m --results {model / 'config.json'} --dry-run", "config.json' holds no results; expected"),
         (model, f"me/m --results {tmp_path / 'two'} --dry-run", "results of several models: a/1, b/2"),
         (model, f"me/m --results {tmp_path / 'empty'} --dry-run", "has no results of MTEB (results/MODEL"),
         (tmp_path / "empty", "me/m", "lacks config.json, modules.json, processor_config.json, model*.safetensors"),
-        (tmp_path / "strange", "me/m", "model.safetensors' is damaged ("),
+        (tmp_path / "strange", "me/m", "model.safetensors' cannot be read: "),
         (model, "me/too/deep --dry-run", "me/too/deep"),
         (model, "me/m --model other", "--model is for a collection or a space"),
         (model, "me/m --keep-pictures 9", "--keep-pictures is for a collection"),

@@ -229,7 +229,7 @@ class TestMinedNegatives:
         with pytest.raises(FileNotFoundError, match=r"negatives\.parquet'.*no such file"):
             load_mined(tmp_path)
         (tmp_path / "negatives.parquet").write_text("nothing")
-        with pytest.raises(ValueError, match=r"negatives\.parquet' is not a file of mined negatives"):
+        with pytest.raises(ValueError, match=r"negatives\.parquet' cannot be read: .*conjoin mine"):
             load_mined(tmp_path)
 
 

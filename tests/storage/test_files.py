@@ -3,10 +3,13 @@
 import shutil
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
-from conjoin.storage import DamagedError, check_checksums, write_checksums
+from conjoin.storage import DamagedError, DiskFullError, check_checksums, write_checksums
 from conjoin.storage.files import TEMPORARY, atomic_path, flush_tree, publish_folder, remove_temporary, write_text
 
 
@@ -16,6 +19,30 @@ def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
         temporary.write_text("half")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def safetensors(file):
+    """What it says of a full disk; it replaces files, so that a device cannot stand for one."""
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+FULL = {
+    "Python": lambda file: file.write(b"a" * 9**6),
+    "PyTorch": lambda file: torch.save({"a": torch.zeros(9**6)}, file),
+    "safetensors": safetensors,
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
+@pytest.mark.parametrize("library", FULL)
+def test_a_full_disk_is_said_whichever_library_writes(library, tmp_path):
+    with (
+        pytest.raises(DiskFullError, match=r"the disk is full: .*weights' cannot be written; free some space"),
+        atomic_path(tmp_path / "weights"),
+        open("/dev/full", "wb", buffering=0) as file,
+    ):
+        FULL[library](file)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_reader_never_sees_a_part(tmp_path):

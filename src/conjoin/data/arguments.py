@@ -16,6 +16,7 @@ from conjoin.data.pair_sources import SAMPLE_SOURCE
 from conjoin.data.pairs import load_pairs
 from conjoin.data.queries import QUERY_FORMATS, QueryMix, QueryTable
 from conjoin.data.row_checks import Skipped, SkippedFile, problem_of, without_problems
+from conjoin.storage import reading
 
 _OF_SOURCE = {"path", "split", "weight", "columns", "instruction", "name"}
 
@@ -33,10 +34,8 @@ def parse_yaml(text: str, where: str) -> Any:
     Raises:
         ValueError: It is not YAML; the message starts with `where`.
     """
-    try:
+    with reading(where, "expected YAML"):
         return yaml.load(text, _Numbers)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def parse_field(value: Any, key: str, expected: type = dict) -> Any:

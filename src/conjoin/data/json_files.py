@@ -9,6 +9,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from conjoin.storage import reading
+
 JSON_LINES = (".jsonl", ".ndjson")
 
 
@@ -79,10 +81,8 @@ def json_object(text: bytes, where: str) -> dict[str, Any]:
     Raises:
         ValueError: Not UTF-8, not JSON, no object, or nested too deep. The message starts with `where`.
     """
-    try:
+    with reading(where, "expected JSON"):
         value = json.loads(text.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
     return value

@@ -15,6 +15,7 @@ from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.json_files import text_problem
 from conjoin.data.row_images import is_picture
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
+from conjoin.storage import reading, writing
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     if split != "train":
         raise SplitError(split, f"the table {str(path)!r}")
     kind = _TABLES[table_suffix(path)]
-    try:
+    with writing(datasets.config.HF_DATASETS_CACHE), reading(path):
         if kind == "json" and (problem := text_problem(path)):
             raise ValueError(problem)
         if kind == "csv":
@@ -115,9 +116,6 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         if not builder.info.splits["train"].num_examples:
             raise ValueError("it has no rows")
         return builder.as_dataset(split="train")
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
-        raise ValueError(f"{str(path)!r} cannot be read: {str(cause) or 'it has no rows'}") from error
 
 
 def table_suffix(path: Path) -> str:
@@ -134,22 +132,14 @@ def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
         if "://" not in file and not glob.glob(file, recursive=True):
             raise FileNotFoundError(f"no such file: {file!r}")
     kind = "parquet" if is_parquet else "webdataset"
-    try:
+    with reading(f"{files[:3]}", f"expected {kind}", (FileNotFoundError,)):
         return datasets.load_dataset(kind, data_files=files, split=split, streaming=streaming)
-    except ImportError:
-        raise
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"no such file: {files[:3]}: {error}") from error
-    except Exception as error:
-        raise ValueError(f"{files[:3]} cannot be read as {kind}: {error.__cause__ or error}") from error
 
 
 def _open_saved(folder: Path, split: str) -> datasets.Dataset:
     """Open what `save_to_disk` of `datasets` wrote."""
-    try:
+    with reading(f"the saved dataset in {str(folder)!r}"):
         saved = datasets.load_from_disk(str(folder))
-    except Exception as error:
-        raise ValueError(f"the saved dataset in {str(folder)!r} cannot be read: {error}") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
             raise SplitError(split, repr(str(folder)), saved)
@@ -201,10 +191,8 @@ def _utf8(name: str) -> str:
 
 
 def _read_caption(path: Path) -> str:
-    try:
+    with reading(f"the caption {str(path)!r}", "save it as UTF-8"):
         return path.read_text(encoding="utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the caption {str(path)!r} is not UTF-8 ({error}); save it as UTF-8") from error
 
 
 def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from conjoin.constants import SOLAR_HEADS
 from conjoin.models.modeling_towers import TowersOutput
 from conjoin.retrieval import ItemEncoder
+from conjoin.storage import reading
 
 TOWERS, HEADS = "towers alone", "with W"
 
@@ -23,7 +24,8 @@ def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:
     if not isinstance(encoder.model, JointEncoderModel):
         return {}
     file = Path(encoder.model.name_or_path or "", SOLAR_HEADS)
-    saved = load_file(str(file)) if file.is_file() else {}
+    with reading(file):
+        saved = load_file(str(file)) if file.is_file() else {}
     heads = [weight for name, weight in sorted(saved.items()) if name.startswith("heads.")]  # of images, of texts
     how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
     return {

@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import TrainingArguments
 
 import conjoin
 from conjoin.hub.folder import MODELS
 from conjoin.hub.local_paths import is_local, public_name, without_paths
 from conjoin.hub.stock import PROCESSORS
-from conjoin.storage import check_checksums
+from conjoin.storage import check_checksums, reading
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "model_cards"
 CARDS = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_model_cards"
@@ -116,11 +116,8 @@ def _facts(folder: Path, config: dict[str, Any], recipe: dict[str, Any]) -> dict
     """The sizes of a model, what it embeds and what its towers are, as far as its files say."""
     count = 0
     for path in sorted(folder.rglob("model*.safetensors")):
-        try:
-            with safe_open(str(path), "numpy") as file:
-                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
-        except SafetensorError as error:
-            raise ValueError(f"{str(path)!r} is damaged ({error}); save the model again") from error
+        with reading(path, "save the model again"), safe_open(str(path), "numpy") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
     facts: dict[str, Any] = {"parameters": f"{count:,}"}
     if not has_library_card(folder):
         backbone = config.get("backbone_config", config)
@@ -224,7 +221,5 @@ def _slug(text: str) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
+    with reading(file, "write it again"):
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{str(file)!r} is damaged ({error}); write it again") from error

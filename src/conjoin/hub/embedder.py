@@ -17,6 +17,7 @@ from conjoin.hub.stock import module_files
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, sentence_settings
+from conjoin.storage import read_json, reading
 
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _CHATML = (
@@ -152,13 +153,13 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     folder = fetch_small_files(str(checkpoint), revision)
-    files: dict[str, Any] = {name: _read(folder / name) for name in (MODULES, TRANSFORMER)}
-    files[SETTINGS] = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else sentence_settings()
+    files: dict[str, Any] = {name: read_json(folder / name) for name in (MODULES, TRANSFORMER)}
+    files[SETTINGS] = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else sentence_settings()
     unread, pooling, cut = [*_unread(folder, files)], "", files[SETTINGS].get("truncate_dim")
     for module in files[MODULES]:
         kind, path = module["type"].rpartition(".")[2], str(module["path"])
         if kind == "Pooling":
-            files[f"{path}/config.json"] = _read(folder / path / "config.json")
+            files[f"{path}/config.json"] = read_json(folder / path / "config.json")
             pooling = Pooling.load(str(folder / path)).pooling_mode
         elif kind == "Dense":
             cut = _cut(folder / path)
@@ -170,7 +171,7 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
     if unread:
         raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has {', '.join(unread)}, which the MLLM retriever lacks")
     written = ProcessorMixin.get_processor_dict(folder)[0].get("chat_template")
-    template = written or _read(folder / "tokenizer_config.json").get("chat_template")
+    template = written or read_json(folder / "tokenizer_config.json").get("chat_template")
     if not template:
         raise FileNotFoundError(f"{str(checkpoint)!r} has no chat template")
     config = {"readout": _READOUTS[pooling], "embedding_dim": cut}
@@ -190,7 +191,7 @@ def _unread(folder: Path, files: dict[str, Any]) -> Iterator[str]:
         yield f"the similarity {files[SETTINGS]['similarity_fn_name']!r}"
     yield from (f"{name}={value!r}" for name, value in files[TRANSFORMER].items() if name not in _APPLIED and value)
     path = folder / "preprocessor_config.json"
-    known = _read(path) if path.is_file() else {}
+    known = read_json(path) if path.is_file() else {}
     for name, values in files[TRANSFORMER].get("processing_kwargs", {}).items():
         repeats = name == "image" and all(key in known and known[key] == value for key, value in values.items())
         if name != "chat_template" and not repeats:
@@ -199,7 +200,7 @@ def _unread(folder: Path, files: dict[str, Any]) -> Iterator[str]:
 
 def _as_its_code(files: EmbedderFiles, folder: Path) -> EmbedderFiles:
     """Return how Qwen3-VL-Embedding is read: as by its publisher's code, in the limits with which it was trained."""
-    if _read(folder / "config.json")["model_type"] != "qwen3_vl":
+    if read_json(folder / "config.json")["model_type"] != "qwen3_vl":
         return files
     _, template, _, limits = presets()["qwen3_vl_embedding"]
     limits = limits | {name: value for name, value in files.processor.items() if value is not None}
@@ -211,12 +212,9 @@ def _as_its_code(files: EmbedderFiles, folder: Path) -> EmbedderFiles:
 
 def _cut(folder: Path) -> int | None:
     """How many components a linear module keeps; None if it does more than to keep the first ones."""
-    config = _read(folder / "config.json")
-    weights = load_file(folder / "model.safetensors") if (folder / "model.safetensors").is_file() else {}
+    config = read_json(folder / "config.json")
+    with reading(folder / "model.safetensors"):
+        weights = load_file(folder / "model.safetensors") if (folder / "model.safetensors").is_file() else {}
     size = (config["out_features"], config["in_features"])
     is_plain = config.get("activation_function", "").endswith("Identity") and set(weights) == {"linear.weight"}
     return size[0] if is_plain and torch.equal(weights["linear.weight"].float(), torch.eye(*size)) else None
-
-
-def _read(file: Path) -> Any:  # noqa: ANN401 - any JSON value
-    return json.loads(file.read_text(encoding="utf-8"))

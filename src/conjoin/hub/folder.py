@@ -1,7 +1,5 @@
 """What the folder of a model holds, asked before anything is loaded, and one wording for whatever is wrong with it."""
 
-import json
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +7,7 @@ from typing import Any, Literal
 
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, HTTPError, StrictDataclassError
-from safetensors import SafetensorError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
@@ -22,6 +19,7 @@ from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECT
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.storage import read_json, reading
 
 MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
     "joint_encoder": (JointEncoderModel, ImageTextProcessor),
@@ -45,6 +43,9 @@ _MODULES = {
 }
 """Words in the names of modules that only such models have."""
 Kind = Literal["own", "onnx", "embedder", "sentence-transformers", "adapter", "mllm", "tower"]
+_EXPECTED = (
+    f"expected whole files, weights as safetensors, and a model that transformers {transformers.__version__} has"
+)
 TIMEOUT = 5.0
 """Seconds that the one request to the hub may take."""
 
@@ -150,10 +151,7 @@ def adapter_base(path: str | Path, revision: str | None = None) -> str:
 def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # noqa: ANN401 - any JSON value
     """The content of a file of a model; None if there is no such file."""
     file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    try:
-        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{name} is damaged: {error}") from error
+    return None if file is None else read_json(Path(file))
 
 
 def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:
@@ -191,7 +189,8 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     """
     check_model(path, revision)
     try:
-        yield
+        with reading("one of its files", _EXPECTED, (OSError, ValueError)):
+            yield
     except ImportError as error:
         if "torchvision" not in str(error).lower():
             raise
@@ -199,12 +198,6 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     except OSError as error:
         where = "" if Path(path).exists() else "from the hub: "
         raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
-    except (SafetensorError, pickle.UnpicklingError) as error:
-        problem = "are truncated or damaged, or a pickle of more than tensors; expected safetensors"
-        raise ValueError(f"the weights of the model {str(path)!r} {problem} ({error})") from error
-    except (AttributeError, EOFError, KeyError, RecursionError, StrictDataclassError, TypeError) as error:
-        problem = f"one of its files is damaged, or its code does not fit transformers {transformers.__version__}"
-        raise ValueError(f"cannot load the model {str(path)!r}: {problem} ({error!r})") from error
     except ValueError as error:
         if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
             raise ValueError(

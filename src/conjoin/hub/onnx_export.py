@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import importlib.util
-import json
 import logging
 import tempfile
 import warnings
@@ -19,7 +18,7 @@ from conjoin.hub.save import drop_local_paths, staged
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES, write_json_file
 from conjoin.progress import progress
-from conjoin.storage import model_fingerprint, text_digest, write_checksums
+from conjoin.storage import model_fingerprint, read_json, text_digest, write_checksums
 
 if TYPE_CHECKING:
     import onnx
@@ -187,5 +186,5 @@ def _save_settings(model: PreTrainedModel, processor: ProcessorMixin, folder: Pa
 
 def onnx_settings(folder: Path) -> dict[str, str]:
     """Return the fingerprint and the precision of an ONNX export."""
-    settings: dict[str, str] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings: dict[str, str] = read_json(folder / SETTINGS)
     return settings

@@ -12,7 +12,9 @@ from transformers.utils import cached_file
 from conjoin.hub.folder import loading
 from conjoin.hub.onnx_export import GRAPHS, SETTINGS, WEIGHTS, onnx_settings
 from conjoin.models.modeling_towers import TowersOutput
-from conjoin.storage import check_checksums
+from conjoin.storage import check_checksums, reading
+
+REMEDY = "export the model again"
 
 
 class OnnxModel(torch.nn.Module):
@@ -43,7 +45,8 @@ class OnnxModel(torch.nn.Module):
 
         @cache
         def session(name: str) -> Any:  # noqa: ANN401
-            return onnxruntime.InferenceSession(folder / GRAPHS[name], options, ["CPUExecutionProvider"])
+            with reading(folder / GRAPHS[name], REMEDY):
+                return onnxruntime.InferenceSession(folder / GRAPHS[name], options, ["CPUExecutionProvider"])
 
         self.session = session
 
@@ -85,7 +88,7 @@ def load_onnx_model(path: str | Path, revision: str | None = None) -> OnnxModel:
         ImportError: onnxruntime is not installed.
         ValueError: A file is damaged.
     """
-    check_checksums(Path(path), "export the model again")
+    check_checksums(Path(path), REMEDY)
     names = ("config.json", SETTINGS, WEIGHTS, *GRAPHS.values())
     with loading(path, revision):
         files = [Path(str(cached_file(path, name, revision=revision))) for name in names]

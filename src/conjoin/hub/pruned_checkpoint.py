@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from conjoin.storage import read_json, reading
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
@@ -62,13 +64,11 @@ def load_pruned_backbone(
     with ExitStack() as files:
         tensors = {}
         for shard, names in shards.items():
-            try:
+            with reading(folder / shard):
                 file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
                 for name in names if names is not None else file.keys():
                     if keep(name):
                         tensors[name] = file.get_slice(name)  # read when copied into the model
-            except SafetensorError as error:
-                raise ValueError(f"{checkpoint!r}: {shard} is truncated or damaged: {error}") from error
         settings = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
         model, report = model_class.from_pretrained(None, config=config, state_dict=tensors, **settings)
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
@@ -100,7 +100,7 @@ def find_shards(
     shards: dict[str, list[str] | None] = {SINGLE: None}
     if (folder / INDEX).is_file():
         shards = {}
-        for name, shard in json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].items():
+        for name, shard in read_json(folder / INDEX)["weight_map"].items():
             if keep(name):
                 shards.setdefault(shard, []).append(name)  # type: ignore[union-attr]
     if not Path(checkpoint).is_dir():
@@ -149,7 +149,8 @@ def cut_checkpoint(
     with tempfile.TemporaryDirectory() as work, ExitStack() as files:
         names: dict[str, str] = {}
         for number, shard in enumerate(shards):
-            opened = files.enter_context(safe_open(str(folder / shard), framework="pt"))
+            with reading(folder / shard):
+                opened = files.enter_context(safe_open(str(folder / shard), framework="pt"))
             moved = {}  # the new name of each kept tensor
             for name in opened.keys():
                 layer = _LAYER.match(name)
@@ -176,7 +177,7 @@ def cut_checkpoint(
             place.parent.mkdir(parents=True, exist_ok=True)
             if not place.exists():
                 place.symlink_to(file.resolve())
-        settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        settings = read_json(source / "config.json")
         _cut_settings(settings.get("text_config", settings), depth, kept)
         Path(work, "config.json").unlink()
         Path(work, "config.json").write_text(json.dumps(settings), encoding="utf-8")

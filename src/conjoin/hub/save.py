@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.processing.sentence_files import SENTENCE_FILES, SentenceFilesMixin
-from conjoin.storage import flush, flush_tree, make_folder, temporary_path, write_checksums
+from conjoin.storage import flush, flush_tree, make_folder, publish_folder, temporary_path, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
 _SHARDS = "model-?????-of-?????.safetensors"
@@ -36,8 +36,8 @@ def export(
     lists that mix these, and lists of chat messages. `SHA256SUMS` holds the checksums of the weights and of the
     settings of model and processor; `load_model` compares them.
 
-    All files are written to a temporary folder inside `folder` first and moved when they are complete, the weights
-    last. A failure while writing leaves the model that was there before. Other files in `folder` stay.
+    All files are written to a temporary folder first and moved when they are complete, the weights last. A failure
+    while writing leaves what was there before: an earlier model, or nothing. Other files in `folder` stay.
 
     Args:
         model: A model of `conjoin.models`.
@@ -63,17 +63,21 @@ def export(
 
 @contextmanager
 def staged(folder: str | Path) -> Iterator[Path]:
-    """Yield an empty folder inside `folder`; when the block ends, its files are flushed and moved to `folder`.
+    """Yield an empty folder; when the block ends, it becomes `folder`, or its files are moved to one that is there.
 
-    If the block fails, `folder` stays as it was. A killed process may leave a folder `export.*.conjoin-tmp`.
+    If the block fails, `folder` stays as it was. A killed process may leave a folder `*.conjoin-tmp`.
     """
     folder = Path(folder)
-    make_folder(folder)
-    with temporary_path(folder / "export") as staging:
+    is_new = not folder.exists()
+    make_folder(folder.parent if is_new else folder)
+    with temporary_path(folder if is_new else folder / "export") as staging:
         staging.mkdir()
         yield staging
-        flush_tree(staging)
-        _move_files(staging, folder)
+        if is_new:
+            publish_folder(staging, folder)
+        else:
+            flush_tree(staging)
+            _move_files(staging, folder)
 
 
 def _move_files(staging: Path, folder: Path) -> None:

@@ -14,7 +14,15 @@ import pyarrow.parquet as pq
 
 from conjoin.retrieval.results import Ranking, by_score
 from conjoin.retrieval.vectors import check_vectors
-from conjoin.storage import DamagedError, check_checksums, publish_folder, temporary_path, write_checksums
+from conjoin.storage import (
+    DamagedError,
+    check_checksums,
+    publish_folder,
+    read_json,
+    reading,
+    temporary_path,
+    write_checksums,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,29 +58,30 @@ class FaissIndex(NamedTuple):
             DamagedError: A file is damaged.
         """
         check_checksums(folder, _REMEDY)
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(folder / SETTINGS, _REMEDY)
         if settings["version"] != version:
             old = "the FAISS index of %r is of version %s, the collection of version %s: searching its table; %s"
             logger.warning(old, str(folder.parent), settings["version"], version, _REMEDY)
             return None
-        try:
+        with reading(folder / _INDEX, _REMEDY):
             index = import_faiss().read_index(str(folder / _INDEX))
-        except RuntimeError as error:
-            raise DamagedError(f"FAISS cannot read {str(folder / _INDEX)!r} ({error}); {_REMEDY}") from error
-        return cls(index, pq.read_table(folder / _ROWS)["id"].combine_chunks(), settings)
+        with reading(folder / _ROWS, _REMEDY):
+            ids = pq.read_table(folder / _ROWS)["id"].combine_chunks()
+        if index.ntotal != len(ids):
+            raise DamagedError(
+                f"{str(folder / _INDEX)!r} holds {index.ntotal} vectors, {_ROWS} {len(ids)} ids; {_REMEDY}"
+            )
+        return cls(index, ids, settings)
 
     def write(self, folder: Path) -> None:
         """Write the files aside and move them to their folder; in between, searches use the table.
 
         Raises:
-            OSError: The disk is full or fails.
+            DiskFullError: The disk is full.
         """
         with temporary_path(folder) as aside:
             aside.mkdir()
-            try:
-                import_faiss().write_index(self.index, str(aside / _INDEX))
-            except RuntimeError as error:
-                raise OSError(f"FAISS cannot write its index into {str(folder)!r} ({error})") from error
+            import_faiss().write_index(self.index, str(aside / _INDEX))
             pq.write_table(pa.table({"id": self.ids}), aside / _ROWS)
             (aside / SETTINGS).write_text(json.dumps(self.settings, indent=2), encoding="utf-8")
             write_checksums(aside, [_INDEX, _ROWS, SETTINGS])

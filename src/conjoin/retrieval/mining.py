@@ -39,7 +39,7 @@ from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.retrieval.vectors import exact_search
-from conjoin.storage import atomic_path, differences, locked, write_text
+from conjoin.storage import atomic_path, differences, locked, read_json, reading, write_text
 
 logger = logging.getLogger(__name__)
 NEGATIVES_FILE = "negatives.parquet"
@@ -256,7 +256,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
             place.mkdir(parents=True, exist_ok=True)
             if not (place / "settings.json").is_file():
                 write_text(place / "settings.json", json.dumps(settings))
-            elif differing := differences(json.loads((place / "settings.json").read_text()), settings):
+            elif differing := differences(read_json(place / "settings.json", _REMEDY), settings):
                 raise ValueError(
                     f"{str(place)!r}: it was made with {differing}; mine into another folder, or as before"
                 )
@@ -405,15 +405,13 @@ class MinedNegatives(Mapping[str, list[str]]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with reading(path, _REMEDY):
             table = pq.read_table(
                 path,
                 columns=["id", "negatives"],
                 read_dictionary=["negatives.list.element"],
                 page_checksum_verification=True,
             )
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{str(path)!r} is not a file of mined negatives ({error}); {_REMEDY}") from error
         if table.column_names != ["id", "negatives"]:
             raise ValueError(f"{str(path)!r} has the columns {table.column_names}, expected {MINED_SCHEMA.names}")
         self._lists = table["negatives"].unify_dictionaries().combine_chunks()

@@ -2,6 +2,7 @@ from .files import (
     FOLDER_CHECKSUMS as FOLDER_CHECKSUMS,
     TEMPORARY as TEMPORARY,
     DamagedError as DamagedError,
+    DiskFullError as DiskFullError,
     atomic_path as atomic_path,
     check_checksums as check_checksums,
     file_digest as file_digest,
@@ -11,9 +12,13 @@ from .files import (
     make_folder as make_folder,
     publish_folder as publish_folder,
     read_checksums as read_checksums,
+    read_json as read_json,
+    reading as reading,
+    reason_of as reason_of,
     temporary_path as temporary_path,
     write_checksums as write_checksums,
     write_text as write_text,
+    writing as writing,
 )
 from .fingerprints import (
     content_digest as content_digest,

@@ -5,6 +5,7 @@ process leaves none behind; a network file system must support `flock`. `sha256s
 """
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -12,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -19,6 +21,8 @@ TEMPORARY = ".conjoin-tmp"
 """How the name of every unfinished file or folder ends."""
 LOCK = ".lock"
 FOLDER_CHECKSUMS = "SHA256SUMS"
+_FULL = re.compile("no space left|disk quota|file write failed|unexpected pos", re.IGNORECASE)
+"""How libraries say that the disk is full; the last two are PyTorch's words."""
 _LINE = re.compile(r"^([0-9a-f]{64})  ((?:(?!\.\.?/)[^/\\\n]+/)*[^/\\\n]+)$", re.MULTILINE)
 
 
@@ -38,10 +42,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a unique temporary path beside `path`; the file or folder there is removed when the block ends."""
+    """Yield a unique temporary path beside `path`; the file or folder there is removed when the block ends.
+
+    Raises:
+        DiskFullError: The disk became full in the block.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
-        yield temporary
+        with writing(path):
+            yield temporary
     finally:
         _remove(temporary)
 
@@ -128,6 +137,77 @@ def locked(folder: Path) -> Iterator[None]:
 
 class DamagedError(ValueError):
     """A file is missing, truncated or changed; the message names it."""
+
+
+class DiskFullError(OSError):
+    """The disk is full; the message names what could not be written."""
+
+
+_OWN = (DamagedError, DiskFullError, GeneratorExit, ImportError, KeyboardInterrupt, MemoryError, SystemExit)
+"""What says enough itself, or says nothing of a file."""
+
+
+@contextmanager
+def reading(what: Path | str, remedy: str = "", passed: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Name a file, and say what to do, in whatever a library raises while it reads it.
+
+    Libraries have errors of their own, down to the panics of Rust, which are not even an `Exception`.
+
+    Args:
+        what: The file or folder, or words for it.
+        remedy: What makes a damaged file again, or what was expected.
+        passed: Errors that say enough themselves.
+
+    Raises:
+        DamagedError: It cannot be read.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, (*_OWN, *passed)):
+            raise
+        named = repr(str(what)) if isinstance(what, Path) else what
+        raise DamagedError(f"{named} cannot be read: {reason_of(error)}{remedy and f'; {remedy}'}") from error
+
+
+@contextmanager
+def writing(what: Path | str) -> Iterator[None]:
+    """Name a file or folder in what libraries raise where the disk is full; all else passes.
+
+    Raises:
+        DiskFullError: The disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None and not _FULL.search(str(cause)):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or isinstance(error, _OWN):
+            raise
+        full = f"the disk is full: {str(what)!r} cannot be written; free some space, then run the same again"
+        raise DiskFullError(f"{full} ({reason_of(cause)})") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says in one line, with its name where that alone says little."""
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, StopIteration):  # of a reader that looks at the first row
+        return "it has no rows"
+    said = " ".join(str(error).split())[:400]
+    is_plain = said and (isinstance(error, OSError | RuntimeError | ValueError) or type(error) is Exception)
+    return said if is_plain else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def read_json(path: Path, remedy: str = "") -> Any:  # noqa: ANN401 - any JSON value
+    """Read a JSON file.
+
+    Raises:
+        DamagedError: It is missing or not JSON; the message names it.
+    """
+    with reading(path, remedy):
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def file_digest(path: Path) -> str:

@@ -39,7 +39,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.progress import shows_bars
 from conjoin.push import model_upload, push
-from conjoin.storage import FOLDER_CHECKSUMS
+from conjoin.storage import FOLDER_CHECKSUMS, writing
 from conjoin.trainers.checkpoints import Checksums, check_checkpoint, last_checkpoint
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradients, cached_backward, total_loss
@@ -666,13 +666,15 @@ class RetrievalTrainer(Trainer):
 
         Raises:
             DamagedError: A file of the checkpoint is damaged.
+            DiskFullError: There is no space for a checkpoint.
             FileNotFoundError: There is no complete checkpoint.
         """
         if resume_from_checkpoint is True or str(resume_from_checkpoint).lower() == "true":
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)))
         if resume_from_checkpoint and self.args.local_process_index == 0:
             check_checkpoint(resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with writing(str(self.args.output_dir)):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process.

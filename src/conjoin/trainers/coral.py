@@ -21,6 +21,7 @@ from conjoin.models.mllm_retriever.prompt_rows import move_to_front
 from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.item_inputs import Item
+from conjoin.storage import reading
 from conjoin.trainers.queries import QueryCandidateConfig, QueryCandidateTrainer, query_info_nce
 
 HEAD = "lm_head.weight"
@@ -415,7 +416,7 @@ def find_language_head(model: MllmRetrieverModel, args: CoralConfig) -> Tensor |
             return None
     folder, shards = find_shards(name, lambda key: key.endswith(HEAD))
     for shard in shards:
-        with safe_open(str(folder / shard), framework="pt") as file:
+        with reading(folder / shard), safe_open(str(folder / shard), framework="pt") as file:
             for key in filter(lambda key: key.endswith(HEAD), file.keys()):
                 head: Tensor = file.get_tensor(key)
                 return head.to(args.device)

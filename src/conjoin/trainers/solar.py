@@ -32,6 +32,7 @@ from conjoin.losses import (
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.processing import load_image
 from conjoin.retrieval import load_mined
+from conjoin.storage import reading
 from conjoin.trainers.base import RetrievalTrainer, TemperatureConfig
 from conjoin.trainers.features import CachedFeatures
 from conjoin.trainers.solar_masks import (
@@ -554,7 +555,8 @@ class SolarStage2Trainer(SolarTrainer):
             )
         loss["temperature"] = Temperature(args.temperature, args.learn_temperature)
         file = Path(model.name_or_path or "") / SOLAR_HEADS
-        state = load_file(str(file)) if file.is_file() else {}
+        with reading(file):
+            state = load_file(str(file)) if file.is_file() else {}
         if "contrastive.temperature.log_value" in state:
             state["temperature.log_value"] = state["contrastive.temperature.log_value"]
         state = {name: value for name, value in state.items() if args.learn_temperature or "temperature" not in name}

@@ -266,7 +266,7 @@ def test_a_template_of_ones_own(tmp_path):
 @pytest.mark.parametrize(("content", "reason"), [(template(requests=[]), "Error"), ({"language": "xx"}, "KeyError")])
 def test_a_malformed_template_is_named(tmp_path, content, reason):
     (tmp_path / "xx.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"xx.json' is no template: .*{reason}"):
+    with pytest.raises(ValueError, match=f"xx.json' cannot be read: .*{reason}.*expected a template"):
         load_templates(["en"], [tmp_path / "xx.json"])
     with pytest.raises(FileNotFoundError, match=r"yy.json"):
         load_templates(["en"], [tmp_path / "yy.json"])

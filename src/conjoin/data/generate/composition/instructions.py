@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from conjoin.storage import reading
+
 Template = dict[str, Any]
 
 
@@ -52,13 +54,11 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
     """
     templates = {}
     for path in (*sorted(Path(__file__).parent.glob("templates/*.json")), *map(Path, paths)):
-        try:
+        with reading(path, "expected a template", (FileNotFoundError,)):
             template = {"attributes": {}, **json.loads(path.read_text(encoding="utf-8"))}
             for class_name in ("", "c"):
                 write_instruction(template, [("a", "b")] * 2, class_name, np.random.default_rng(0))
             templates[template["language"]] = template
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise ValueError(f"{str(path)!r} is no template: {error!r}") from error
     if not languages or not templates.keys() >= {*languages}:
         raise ValueError(f"languages {list(languages)}; there are templates of {', '.join(templates)}")
     return [templates[language] for language in languages]

@@ -20,7 +20,7 @@ from conjoin.data.row_checks import repeated_id
 from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
-from conjoin.storage import content_digest, write_text
+from conjoin.storage import content_digest, read_json, write_text
 from conjoin.templates import template
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _records(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
         record = records[id_] = {"id": id_, "original_image": f"images/{_stem(id_)}-original.png"}
         path = folder / f"items/{_stem(id_)}.json"
         if path.exists():
-            record |= json.loads(path.read_text(encoding="utf-8"))
+            record |= read_json(path)
             if content_digest(load_image(folder / record["original_image"], name)) != content_digest(picture):
                 raise ItemError(name, f"it has another image than in {str(path)!r}; an id must stay with its image")
         else:
