@@ -59,7 +59,8 @@ def table(attempts: list[Attempt], events: dict[str, int]) -> str:
         lines.append(_row(name, count, kills))
     lines += [
         "",
-        "| command | disk full: tried | said so | same again equal | Ctrl-C: tried | stopped | same again equal | "
+        "| command | disk full: tried | said so, or no harm | same again equal | "
+        "Ctrl-C: tried | stopped, or ended whole | same again equal | "
         "second process: tried | one refused | ended equal |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -68,7 +69,8 @@ def table(attempts: list[Attempt], events: dict[str, int]) -> str:
         for kind in OTHERS:
             some = [one for one in attempts if one.command == name and one.kind == kind]
             code = {"full": 2, "interrupt": 130}.get(kind)
-            stopped = [one for one in some if (one.code == code if code else _is_refused(one))]
+            ended = (code, 0)  # 0: a flush that failed, a request that was sent again, a signal behind the last step
+            stopped = [one for one in some if (one.code in ended if code else _is_refused(one)) and not one.problems]
             cells += [len(some), len(stopped), sum(not one.problems for one in some)]
         lines.append(f"| `{name}` | " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"

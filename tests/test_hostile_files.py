@@ -1,12 +1,15 @@
 """Files that are made to run code, to fill memory or to confuse: a `ValueError` that names the file."""
 
+import json
 import os
 import pickle
 
+import pyarrow as pa
 import pytest
 import torch
 
 from conjoin.retrieval import Collection, load_encoder
+from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.trainers import load_recipe
 from tiny_collections import clustered, made
 from tiny_embedders import save_embedder
@@ -57,6 +60,33 @@ def embedder(name, text):
     return read
 
 
+def sizes(**more):
+    """An embedder whose configuration asks for more than its weights hold."""
+
+    def read(folder):
+        save_embedder(folder / "hostile")
+        config = folder / "hostile/config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "text_config": more}))
+        load_encoder(folder / "hostile")
+
+    return read
+
+
+def vocabulary(folder):
+    save_embedder(folder / "hostile")
+    os.truncate(folder / "hostile/tokenizer.json", 2**27 + 1)
+    load_encoder(folder / "hostile")
+
+
+def fewer_ids(folder):
+    """An index of FAISS of more vectors than ids."""
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(8)
+    index.add(VECTORS)
+    FaissIndex(index, pa.array(["a"]), {"version": 1}).write(folder / "hostile")
+    FaissIndex.open(folder / "hostile", 1)
+
+
 def template(text):
     return embedder("chat_template.jinja", text)
 
@@ -74,6 +104,10 @@ CASES = {
     "digits": (recipe(f"seed: {'9' * 20_000}"), "hostile.yaml cannot be read: "),
     "deep YAML": (recipe("[" * 20_000), "hostile.yaml cannot be read: .*recursion.*; expected YAML"),
     "deep JSON": (embedder("config.json", "[" * 100_000), "hostile/config.json' cannot be read: .*recursion"),
+    "a million layers": (sizes(num_hidden_layers=10**6), "hostile': config.json has num_hidden_layers=1,000,000"),
+    "wide layers": (sizes(hidden_size=10**9), "hostile': config.json has hidden_size=1,000,000,000; its weights:"),
+    "a huge vocabulary": (vocabulary, "hostile': tokenizer.json has 134,217,729 bytes; the limit is 134,217,728"),
+    "fewer ids than vectors": (fewer_ids, "index.faiss' holds 20 vectors, rows.parquet 1 ids"),
     "no tokenizer": (embedder("tokenizer.json", "{"), "cannot load the model .*hostile': Expecting property name"),
     "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile': .*as safetensors"),
     "a pickle of PyTorch": (weights(torch.save), "hostile': .*as safetensors"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.processing.item_inputs import Item, parse_items
+from conjoin.processing.item_inputs import Item, SystemText, parse_items
 from hostile import encoded
 
 RED = (255, 0, 0)
@@ -96,6 +96,15 @@ def test_images_of_messages(red, red_file):
 def test_bad_items_are_named(value, message):
     with pytest.raises(ValueError, match=rf"^item 'q2'.*{message}"):
         parse_items(["fine", value], ids=["q1", "q2"])
+
+
+def test_a_text_is_cut_to_what_a_model_may_read(red):
+    """A tokenizer takes seconds for a million characters, and ends the process at a hundred million."""
+    item = Item(("a" * 10**6, red, SystemText("b" * 10**6)))
+    short = item.shortened(40)
+    assert [len(text) for text in short.texts] == [40 * 64, 40 * 64] and isinstance(short.parts[2], SystemText)
+    assert item.shortened(None) is item and short.images == [red]
+    assert len(Item(("a" * 10**7,)).shortened(None).texts[0]) == 2**22
 
 
 def test_what_is_none_is_not_there(red):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, HTTPError
+from safetensors import safe_open
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
@@ -46,6 +47,8 @@ Kind = Literal["own", "onnx", "embedder", "sentence-transformers", "adapter", "m
 _EXPECTED = (
     f"expected whole files, weights as safetensors, and a model that transformers {transformers.__version__} has"
 )
+MAX_SETTINGS = 2**27
+"""Bytes of the largest JSON file that is read, such as a vocabulary."""
 TIMEOUT = 5.0
 """Seconds that the one request to the hub may take."""
 
@@ -177,6 +180,32 @@ def model_type(path: str | Path, revision: str | None = None) -> str:
         return str(config.get("model_type", ""))
 
 
+def check_sizes(folder: Path) -> None:
+    """Refuse settings that ask for far more than their weights hold, before a model is built by them.
+
+    Raises:
+        ValueError: A file of settings is larger than `MAX_SETTINGS`; or the configuration has more layers, or wider
+            ones, than the weights could have.
+    """
+    for file in folder.glob("*.json"):
+        if file.stat().st_size > MAX_SETTINGS:
+            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes; the limit is {MAX_SETTINGS:,}")
+    weights = [*folder.glob("*.safetensors")]
+    if not weights or not (folder / "config.json").is_file():
+        return
+    tensors = 0
+    for file in weights:
+        with safe_open(str(file), "numpy") as opened:
+            tensors += len(opened.keys())
+    size, parts = sum(file.stat().st_size for file in weights), [read_json(folder / "config.json")]
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key, value in part.items():
+            limit = 10 * tensors if key.endswith(("layers", "layer", "depth")) else size
+            if isinstance(value, int) and key.endswith(("layers", "layer", "depth", "size", "dim")) and value > limit:
+                raise ValueError(f"config.json has {key}={value:,}; its weights: {tensors:,} tensors, {size:,} bytes")
+
+
 @contextmanager
 def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     """Name the model in whatever goes wrong while it is loaded.
@@ -190,6 +219,7 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     check_model(path, revision)
     try:
         with reading("one of its files", _EXPECTED, (OSError, ValueError)):
+            check_sizes(Path(path))
             yield
     except ImportError as error:
         if "torchvision" not in str(error).lower():

@@ -295,7 +295,8 @@ class SentenceProcessor:
             ids: Names of the items in messages.
             views: Of `"image"`, `"text"` and `"fused"`, what to embed of each item; None for the item as it is.
         """
-        names, parsed = item_names(len(items), ids), parse_items(items, ids)
+        names = item_names(len(items), ids)
+        parsed = [item.shortened(self.max_text_length) for item in parse_items(items, ids)]
         own = ROLE_PROMPTS[role] if role is not None else ()
         own_prompt = next((name for name in own if name in self.prompts), self.model.default_prompt_name)
         prompts = instructions_of(instruction, len(items))

@@ -32,6 +32,8 @@ _EXPECTED = (
     'a string, an image (PIL, array or tensor), an image path, {"text": ..., "image": ...}, a chat message '
     '{"role": ..., "content": ...} or a list of chat messages'
 )
+CHARACTERS_PER_TOKEN, MAX_CHARACTERS = 64, 2**22
+"""How much of a text is read: so many characters for each token that a model takes, and never more than these."""
 _EXPECTED_PART = 'expected type "text", or type "image" with "image", "url", "path" or "base64"'
 
 
@@ -54,6 +56,13 @@ class Item(NamedTuple):
     def modality(self) -> str:
         """`"text"`, `"image"` or `"image,text"`, the names that M-BEIR uses."""
         return ",".join(name for name, parts in (("image", self.images), ("text", self.texts)) if parts)
+
+    def shortened(self, limit: int | None) -> "Item":
+        """Cut the texts to what may become `limit` tokens: a tokenizer takes seconds and gigabytes for long ones."""
+        end = MAX_CHARACTERS if limit is None else min(CHARACTERS_PER_TOKEN * limit, MAX_CHARACTERS)
+        if all(len(text) <= end for text in self.texts):
+            return self
+        return Item(tuple(type(part)(part[:end]) if isinstance(part, str) else part for part in self.parts))
 
 
 class ImageSource(NamedTuple):

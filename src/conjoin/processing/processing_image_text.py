@@ -80,7 +80,10 @@ class ImageTextProcessor(SentenceFilesMixin):
         Raises:
             ValueError: An item cannot be used, or an option is invalid; the message names it.
         """
-        parsed = parse_items(items, ids, self._read_image, self.input_type)
+        limit = None
+        if truncation not in (False, "do_not_truncate"):
+            limit = text_limit(self.tokenizer, max_length or self.max_text_length)
+        parsed = [item.shortened(limit) for item in parse_items(items, ids, self._read_image, self.input_type)]
         names = item_names(len(parsed), ids)
         images = [only_image(item, name) for item, name in zip(parsed, names, strict=True)]
         batch = {}
@@ -91,9 +94,6 @@ class ImageTextProcessor(SentenceFilesMixin):
         for item, own, name in zip(parsed, instructions, names, strict=True):
             parts = [check_unicode(part, name).strip() for part in (own or "", *item.texts)]
             texts.append(" ".join(part for part in parts if part) or None)
-        limit = None
-        if truncation not in (False, "do_not_truncate"):
-            limit = text_limit(self.tokenizer, max_length or self.max_text_length)
         padding = padding not in (False, "do_not_pad") and self.text_padding
         return BatchFeature(batch | self._text_batch(texts, names, limit, padding))
 

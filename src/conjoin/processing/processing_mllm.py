@@ -263,6 +263,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         Raises:
             ItemError: What cannot be truncated exceeds `limit`.
         """
+        item = item.shortened(limit)
         if limit is not None and self.max_text_length is not None:
             for index in range(len(item.parts)):
                 item = self._cut(item, instruction, index, limit=self.max_text_length)
