@@ -96,7 +96,7 @@ def test_emoji(model, tmp_path, monkeypatch, capsys):
     assert "local image+text → text" in printed and "emoji triplets" in printed
     results = Results.load(out / "results.json")
     assert results.dataset["split"] == "validation" and results.dataset["language"] == "de"
-    assert len(results.scores) == 19 and results.scores[0].candidates == 24
+    assert len(results.scores) == 25 and results.scores[0].candidates == 24
 
 
 def test_a_benchmark_has_options_of_its_own(capsys, monkeypatch):

@@ -15,7 +15,7 @@ from conjoin.hub.build import image_text_processor, towers_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import ItemEncoder, load_encoder
 from conjoin.trainers.solar_explain import explain_pair
-from tiny_encoder import tiny_encoder
+from tiny_encoder import tiny_encoder, tiny_rows
 from tiny_letters import count_letters_and_red, letters_encoder
 
 
@@ -62,6 +62,35 @@ def test_a_view_leaves_out_rows_without_the_part(tmp_path):
     rows = {row[1]: (row[3], row[4].value) for row in baseline_table(scores).rows}
     # the sum has unit vectors: red + a is nearer to a than to red + b
     assert (rows["text alone"], rows["picture alone"], rows["sum of views"]) == ((2, 0), (1, 1), (2, 0))
+
+
+def test_a_gallery_of_several_kinds_is_scored_without_their_means(tmp_path):
+    encoder, rows = tiny_encoder(), tiny_rows(30)
+    kinds = np.array(["both" if row["image"] and row["text"] else "image" if row["image"] else "text" for row in rows])
+    asked = [{"id": f"q{n}", "text": f"thing {n}"} for n in range(30)]
+    queries, corpus, right = Rows("q", asked), Rows("c", rows), {f"q{n}": [f"row/{n}"] for n in range(30)}
+    texts = Cell("texts", queries, corpus, {"q0": ["row/0"]}, [f"row/{n}" for n in range(0, 30, 3)])
+    cells = [Cell("mixed", queries, corpus, right), texts]
+    scores = evaluate_cells(encoder, cells, tmp_path)
+    table = {tuple(row[:2]): row for row in baseline_table(scores).rows}
+    assert ("mixed", "centered by kind") in table and ("texts", "centered by kind") not in table
+    vectors, queries = (
+        encoder.encode([{key: row[key] for key in ("image", "text") if row[key]} for row in rows]),
+        encoder.encode([row["text"] for row in asked]),
+    )
+    means = {kind: vectors[kinds == kind].mean(0) for kind in ("image", "text", "both")}
+    moved, asked = (
+        each - means_of
+        for each, means_of in ((vectors, np.stack([means[kind] for kind in kinds])), (queries, means["text"]))
+    )
+    found = (asked / np.linalg.norm(asked, axis=1, keepdims=True)) @ (
+        moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    ).T
+    ranks = (found >= np.diagonal(found)[:, None] - 1e-6).sum(1)
+    plain = queries @ vectors.T
+    assert not np.array_equal(ranks, (plain >= np.diagonal(plain)[:, None] - 1e-6).sum(1))
+    row = table["mixed", "centered by kind"]
+    assert [row[4].value, row[5].value] == pytest.approx([(ranks <= k).mean() for k in (1, 5)])
 
 
 def test_a_text_alone_is_without_the_marks_of_images(tmp_path):

@@ -143,6 +143,24 @@ def test_a_mixed_gallery_says_which_kinds_are_found(encoder, tmp_path):
     tables = {each.title: each for each in make_report(task, evaluate_cells(encoder, cells, tmp_path)).tables}
     table = tables["Kinds found"]
     (row,) = table.rows
-    assert row[0] == "mixed" and table.columns[1:] == ["text", "(right)", "both", "(right)"]
-    first, right, _, right_both = [each.value for each in row[1:]]
-    assert (right, right_both) == (0.5, 0.5) and first >= 0.5
+    assert row[0] == "mixed" and table.columns[1:] == [
+        "image",
+        "of 10",
+        "(right)",
+        "text",
+        "of 10",
+        "(right)",
+        "both",
+        "of 10",
+        "(right)",
+    ]
+    shares = [each.value for each in row[1:]]
+    assert shares[1::3] == pytest.approx([1 / 3] * 3) and shares[2::3] == [0, 0.5, 0.5] and shares[3] >= 0.5
+    assert [row[:2] for row in tables["Gap between kinds"].rows] == [
+        ["mixed", "image – text"],
+        ["mixed", "image – both"],
+        ["mixed", "text – both"],
+    ]
+    assert tables["Gap between kinds"].rows[0][2] == pytest.approx(2**0.5, abs=1e-3), (
+        "a picture and a text share nothing here"
+    )

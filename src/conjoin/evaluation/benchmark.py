@@ -6,6 +6,7 @@ another readout of the model.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,8 +42,11 @@ from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.progress import progress
 from conjoin.retrieval import Collection, ItemEncoder, Reranker, encode_collection, rerank, search_exactly
 from conjoin.retrieval.results import Ranking
+from conjoin.retrieval.vectors import subtract_centers
 
 PARTS = ("image", "text")
+CENTERED = "centered by kind"
+"""Label of the baseline in which each vector lacks the mean of its kind, for galleries of several kinds."""
 VIEWS = {"text alone": "text", "picture alone": "image", "sum of views": "sum"}
 """What a baseline sees of the items, by its label."""
 MOST_ROWS = 10_000
@@ -53,13 +57,15 @@ RUN_DEPTH = 100
 """Candidates of each query in a run file."""
 SHOWN_RESULTS = 5
 """Results of an example in the report."""
+_FIRST = 10
 _EXAMPLES = 12
 _ROWS_AT_ONCE = 1000
 _BASELINES_NOTE = (
     "The same queries, candidates and judgements. Text alone, picture alone: only this part of each item is seen. Sum "
     "of views: the vectors of picture and text are added. Towers alone: without what was trained on top of them, the "
     "picture's global token and the mean of the text's tokens. With W: a picture or a text alone is projected by the "
-    "heads of SOLAR's stage 1. Where a baseline is better, use the baseline."
+    "heads of SOLAR's stage 1. Centered by kind: as `conjoin copy --center kind` does, vectors lack the mean of the "
+    "gallery's rows of their kind. Where a baseline is better, use the baseline."
 )
 
 
@@ -132,7 +138,7 @@ class CellVectors:
         folder: Of the collections.
         options: Prompts and progress bars.
         view: What the model sees of the rows: None for all; `"image"` or `"text"` for this part, of the rows that have
-            it; `"sum"` adds the vectors of both parts. The vectors of views are not stored.
+            it; `"sum"` adds the vectors of both parts; `"center"` is for `score_cell`. Those of views are not stored.
         encoded: The vectors by name of the rows; those of several views share it.
     """
 
@@ -144,6 +150,8 @@ class CellVectors:
 
     def of(self, rows: Rows, role: Role = "document") -> Collection | _Vectors:
         """Encode rows in their role, or return what was encoded before."""
+        if self.view == "center":
+            return replace(self, view=None).of(rows, role)
         instruction, prompt, name = rows.instruction, None, None
         if isinstance(instruction, str):
             prompt = as_prompt(self.encoder, instruction)
@@ -342,6 +350,8 @@ def score_cell(cell: Cell, vectors: CellVectors) -> CellScores:
     """Search a cell, and rank the best right candidate of each query among those found."""
     options, ids, among = vectors.options, list(cell.qrels), cell.candidates
     corpus, queries = vectors.of(cell.corpus), vectors.of(cell.queries, "query").vectors(ids)
+    if vectors.view == "center":
+        corpus, queries = _center(cell, corpus, queries)
     asked = penalise_hubs(queries, options.hubness_penalty)
     if isinstance(among, Mapping):
         sizes = np.array([len(among[id_]) for id_ in ids])
@@ -382,6 +392,17 @@ def score_cell(cell: Cell, vectors: CellVectors) -> CellScores:
         negatives = corpus.vectors([cell.negatives[id_] for id_ in ids])
         wins = triplet_wins(queries, positives, negatives, variants).double().numpy()
     return CellScores(cell, ids, sizes, ranks, results, vectors, wins)
+
+
+def _center(cell: Cell, corpus: Collection | _Vectors, queries: np.ndarray) -> tuple[_Vectors, np.ndarray]:
+    """The vectors of a corpus and of the scored queries, each less the mean of the corpus's rows of its kind."""
+    own, asked = (
+        {str(row["id"]): str(row_kind(row)) for row in plain_rows(rows)} for rows in (cell.corpus, cell.queries)
+    )
+    kinds, matrix = np.array([own[id_] for id_ in corpus.ids]), corpus.vectors()
+    centers = {kind: matrix[kinds == kind].mean(axis=0, dtype=np.float64) for kind in {*kinds.tolist()}}
+    moved = subtract_centers(matrix, kinds.tolist(), centers)
+    return _Vectors(corpus.ids, moved), subtract_centers(queries, [asked[id_] for id_ in cell.qrels], centers)
 
 
 def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
@@ -445,24 +466,63 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
 
 
 def kinds_tables(scores: Sequence[CellScores]) -> list[Table]:
-    """A table of the kinds (image, text or both) that queries find first in galleries of several; or no table."""
-    found: list[tuple[CellScores, list[str], list[str]]] = []
+    """In galleries of several kinds (image, text or both): those that queries find first, and how far they lie apart.
+
+    Returns:
+        A table of the kinds of the first results of each cell, and one of the means of kinds; nothing without such
+        galleries.
+    """
+    found: list[tuple[CellScores, list[list[str]]]] = []
+    gaps: dict[str, list[TableRow]] = {}
     for each in scores:
         corpus = each.cell.corpus
         if corpus.lookup is None and not isinstance(corpus.rows, Sized):
             continue  # a stream, which is not read for each result
 
-        right = [str(row_kind(corpus.row(id_))) for ids in each.cell.qrels.values() for id_ in ids]
-        found.append((each, [str(row_kind(corpus.row(ids[0]))) for ids in each.results.ids if ids], right))
-    mixed = [(each, first, right) for each, first, right in found if len({*first, *right}) > 1]
-    names = [name for name in (*PARTS, "both") if any(name in (*first, *right) for _, first, right in mixed)]
+        def kinds(ids: Iterable[str], corpus: Rows = corpus) -> list[str]:
+            return [str(row_kind(corpus.row(id_))) for id_ in ids]
+
+        ranked = [kinds(ids[:_FIRST]) for ids in each.results.ids if ids]
+        right = kinds(id_ for ids in each.cell.qrels.values() for id_ in ids)
+        shown = [[names[0] for names in ranked], [*itertools.chain(*ranked)], right]
+        if len({*shown[0], *right}) < 2:
+            continue
+        found.append((each, shown))
+        if corpus.name not in gaps:
+            vectors = each.vectors.of(corpus)
+            ids = vectors.ids[:: -(-len(vectors) // MOST_ROWS)]
+            gaps[corpus.name] = _gap_rows(corpus.name, np.array(kinds(ids)), vectors.vectors(ids))
+    if not found:
+        return []
+    names = [name for name in (*PARTS, "both") if any(name in seen for _, shown in found for seen in shown)]
     rows: list[TableRow] = [
-        [each.cell.name, *(Metric(seen.count(name) / len(seen)) for name in names for seen in (first, right))]
-        for each, first, right in mixed
+        [each.cell.name, *(Metric(seen.count(name) / len(seen)) for name in names for seen in shown)]
+        for each, shown in found
     ]
-    columns = ["", *(column for name in names for column in (name, "(right)"))]
-    note = "The share of each kind among the first results, and beside it among the right answers, in %."
-    return [Table("Kinds found", columns, rows, note, len(rows) > MOST_PRINTED)] if rows else []
+    columns = ["", *(column for name in names for column in (name, f"of {_FIRST}", "(right)"))]
+    note = f"The share of each kind among the first results, the first {_FIRST}, and the right answers, in %."
+    apart = (
+        "The distance between the means of two kinds of rows, and their cosine: 0 and 1 if there is no modality gap. "
+        f"Where the baseline {CENTERED!r} is better, `conjoin copy --center kind` makes a collection without it."
+    )
+    return [
+        Table("Kinds found", columns, rows, note, len(rows) > MOST_PRINTED),
+        Table("Gap between kinds", ["", "kinds", "distance", "cosine"], [*itertools.chain(*gaps.values())], apart),
+    ]
+
+
+def _gap_rows(name: str, kinds: np.ndarray, vectors: np.ndarray) -> list[TableRow]:
+    """For each two kinds of rows, how far the means of their vectors lie apart."""
+    means = {kind: vectors[kinds == kind].mean(axis=0, dtype=np.float64) for kind in (*PARTS, "both") if kind in kinds}
+    rows: list[TableRow] = []
+    for one, other in itertools.combinations(means, 2):
+        distance, lengths = (
+            np.linalg.norm(means[one] - means[other]),
+            [np.linalg.norm(means[each]) for each in (one, other)],
+        )
+        cosine = means[one] @ means[other] / np.prod(lengths)
+        rows.append([name, f"{one} – {other}", round(float(distance), 3), round(float(cosine), 3)])
+    return rows
 
 
 def baseline_table(scores: Sequence[CellScores]) -> Table | None:
@@ -475,7 +535,8 @@ def baseline_table(scores: Sequence[CellScores]) -> Table | None:
     options = replace(vectors.options, reranker=None)
     if not (sum(map(len, vectors.encoded.values())) <= MOST_ROWS if options.baselines is None else options.baselines):
         return None
-    runs = {label: replace(vectors, options=options, view=view) for label, view in VIEWS.items()}
+    views = VIEWS | {CENTERED: "center"}
+    runs = {label: replace(vectors, options=options, view=view) for label, view in views.items()}
     for label, encoder in other_encoders(vectors.encoder).items():
         folder = vectors.folder.parent / label.replace(" ", "-") / "collections"
         runs[label] = CellVectors(encoder, folder, options)
@@ -504,4 +565,12 @@ def _baselines_of(cell: Cell) -> set[str]:
         labels -= {label for label, part in VIEWS.items() if part in PARTS and part not in shared}
         labels -= set() if shared else {TOWERS}
         is_mixed |= any(len(parts) > 1 for parts in (own, *(corpus[name] for name in right)))
-    return labels if is_mixed else labels - VIEWS.keys()  # else there is nothing to hide
+    labels = labels if is_mixed else labels - VIEWS.keys()  # else there is nothing to hide
+    pool = corpus if cell.candidates is None else cell.candidates
+    kinds = Counter(frozenset(corpus[name]) for name in pool)
+    can_center = (
+        not (isinstance(cell.candidates, Mapping) or cell.negatives) and len(kinds) > 1 and min(kinds.values()) > 1
+    )
+    return labels | (
+        {CENTERED} if can_center and all(frozenset(queries[id_]) in kinds for id_ in cell.qrels) else set()
+    )

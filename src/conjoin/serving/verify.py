@@ -4,6 +4,7 @@ import base64
 import io
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -185,15 +186,21 @@ def _explain(
     kind: str, items: Sequence[Any], encoder: ItemEncoder, embed: _Embed, found: np.ndarray, cosine: float
 ) -> str:
     """The step that comes nearest to the vectors of an endpoint, if one comes much nearer than the checkpoint does."""
-    prompts = {"gives no prompt": ""} | {f"gives the prompt {name!r}": text for name, text in encoder.prompts.items()}
-    tried = {name: encoder.encode(items, prompt=prompt) for name, prompt in prompts.items()}
+    tries: dict[str, tuple[Sequence[Any], str | None]] = {"gives no prompt": (items, "")}
+    tries |= {f"gives the prompt {name!r}": (items, text) for name, text in encoder.prompts.items()}
     if "picture" in kind:
         for name, change in _PICTURES.items():
-            changed = [
-                item | {"image": change(item["image"])} if isinstance(item, dict) else change(item) for item in items
-            ]
-            tried[name] = encoder.encode(changed)
-    nearest, near = max(((name, _cosine(found, vectors)) for name, vectors in tried.items()), key=lambda pair: pair[1])
+            mappings = [item if isinstance(item, dict) else {"image": item} for item in items]
+            tries[name] = [item | {"image": change(item["image"])} for item in mappings], None
+    tried = {}
+    for name, (others, prompt) in tries.items():
+        with suppress(ValueError):  # a model may take no prompt with a picture
+            tried[name] = encoder.encode(others, prompt=prompt)
+    nearest, near = max(
+        ((name, _cosine(found, vectors)) for name, vectors in tried.items()),
+        key=lambda pair: pair[1],
+        default=("", -1.0),
+    )
     if kind == "long text" and near < SAME:
         there, here = (_words_read(each, items[0]) for each in (embed, encoder.encode))
         if there != here:

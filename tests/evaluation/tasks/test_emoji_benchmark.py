@@ -39,7 +39,30 @@ def test_nine_combinations_equal_a_naive_loop(few, tmp_path):
             found = [metrics[f"hit_rate@{k}"].value for k in (1, 5, 10, 50)]
             assert found == pytest.approx([(ranks <= k).mean() for k in (1, 5, 10, 50)]), (setting, query, target)
             assert metrics["hit_rate@10"].chance == pytest.approx(10 / len(pool))
-    assert [table.title.split(":")[0] for table in results.tables] == ["Local", "Global", "Scores", "Kinds found"]
+    cells = {cell.name: cell for cell in emoji_cells(EmojiOptions(split="validation"))}
+    for query in PARTS:
+        asked = np.flatnonzero(named_twice) if "text" in query else np.arange(len(queries))
+        scores = vectors[0][query] @ everything.T
+        own = scores.reshape(len(queries), 3, -1)[np.arange(len(queries)), :, np.arange(len(queries))]
+        ranks = 1 + (scores >= own.max(1)[:, None] - 1e-6).sum(1) - (own >= own.max(1)[:, None] - 1e-6).sum(1)
+        found = results.metrics(f"any {query}")
+        assert [found[f"hit_rate@{k}"].value for k in (1, 10)] == pytest.approx(
+            [(ranks[asked] <= k).mean() for k in (1, 10)]
+        )
+        cell, order = cells[f"once {query}"], [f"{part}/{id_}" for part in PARTS for id_ in gallery["id"]]
+        places = np.array([order.index(name) for name in cell.candidates])
+        assert sorted(places % len(queries)) == [*range(len(queries))], "each concept stands in the gallery once"
+        kept = [
+            n
+            for n, place in enumerate(places)
+            if named_twice[n] or "text" not in query or "text" not in PARTS[place // len(queries)]
+        ]
+        assert [*cell.qrels] == [queries["id"][n] for n in kept]
+        some = scores[np.ix_(kept, places)]
+        ranks = (some >= some[np.arange(len(kept)), kept][:, None] - 1e-6).sum(1)
+        assert results.metrics(f"once {query}")["hit_rate@10"].value == pytest.approx((ranks <= 10).mean())
+    titles = ["Local", "Global", "Any", "Once", "Scores", "Kinds found", "Gap between kinds"]
+    assert [table.title.split(":")[0] for table in results.tables] == titles
     assert results.metrics("emoji triplets")["precision"].chance == 0.5
 
 

@@ -5,6 +5,7 @@ concept's other name, or both. Avg of triplets: see the benchmark "symmetric". T
 """
 
 import itertools
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,8 @@ PARTS = ("image", "text", "image+text")
 _TITLES = {
     "local": "Local: the gallery holds one modality",
     "global": "Global: the gallery holds all modalities, and only the named one is right",
+    "any": "Any: the gallery holds all modalities, and each of the concept is right",
+    "once": "Once: the gallery holds each concept in one modality, drawn at random",
 }
 
 
@@ -61,6 +64,9 @@ def emoji_rows(options: EmojiOptions) -> "tuple[datasets.Dataset, datasets.Datas
 def emoji_cells(options: EmojiOptions) -> list[Cell]:
     """One cell for each setting (local, global), query modality and candidate modality, and one of triplets.
 
+    Two more settings have one cell for each query modality: any, where each candidate of the concept is right, and
+    once, where the gallery has one of them.
+
     Where query and candidate both have text, only concepts with two names are queries: string equality would find the
     others. All candidates are encoded once; a local gallery is the part of one modality.
     """
@@ -79,12 +85,26 @@ def emoji_cells(options: EmojiOptions) -> list[Cell]:
     named_twice = [text is not None for text in gallery["alternative_text"]]
     pairs = list(zip(queries["id"][:], gallery["id"][:], named_twice, strict=True))
     cells = []
-    for setting, query, target in itertools.product(_TITLES, PARTS, PARTS):
-        keeps_all = "text" not in query or "text" not in target
-        qrels = {id_: [f"{target}/{answer}"] for id_, answer, has_two in pairs if keeps_all or has_two}
+
+    def keeps(query: str, target: str, has_two_names: bool) -> bool:
+        return has_two_names or "text" not in query or "text" not in target.partition("/")[0]
+
+    for setting, query, target in itertools.product(("local", "global"), PARTS, PARTS):
+        qrels = {id_: [f"{target}/{answer}"] for id_, answer, has_two in pairs if keeps(query, target, has_two)}
         among = pools[target] if setting == "local" else None
         name = f"{setting} {query} → {target}"
         cells.append(Cell(name, asked[query], corpus, qrels, among, section=_TITLES[setting]))
+    drawn = random.Random(0).choices(PARTS, k=len(pairs))
+    pool = [f"{target}/{answer}" for target, (_, answer, _) in zip(drawn, pairs, strict=True)]
+    for query in PARTS:
+        every = {
+            id_: [f"{part}/{answer}" for part in PARTS]
+            for id_, answer, has_two in pairs
+            if keeps(query, "text", has_two)
+        }
+        one = {id_: [name] for (id_, _, has_two), name in zip(pairs, pool, strict=True) if keeps(query, name, has_two)}
+        cells.append(Cell(f"any {query}", asked[query], corpus, every, section=_TITLES["any"]))
+        cells.append(Cell(f"once {query}", asked[query], corpus, one, pool, section=_TITLES["once"]))
     return [*cells, triplet_cell("emoji triplets", symmetric_triplets(options.split))]
 
 
