@@ -216,6 +216,24 @@ def test_the_last_of_quick_queries_wins(page):
     assert "page 1 of 2" in status(page) and page.locator("#error").text_content() == ""
 
 
+def test_what_is_being_typed_stays_while_results_arrive(page):
+    page.route("**/search", lambda route: (page.wait_for_timeout(500), route.continue_()))
+    page.get_by_role("checkbox", name="cold").check()
+    page.get_by_label("Price to").focus()
+    page.keyboard.type("1")
+    sync_api.expect(page.locator("#status")).to_contain_text("4 results", timeout=1000 * SECONDS)
+    assert "to.price" not in page.url
+    page.keyboard.type("0")
+    assert page.get_by_label("Price to").input_value() == "10", "text and focus stay"
+    page.keyboard.press("Tab")
+    page.wait_for_url("**to.price=10**")
+    settle(page)
+    page.go_back()
+    page.wait_for_url("**is.kind=cold")
+    settle(page)
+    assert page.get_by_label("Price to").input_value() == ""
+
+
 def test_two_collections_side_by_side(page, url):
     visit(page, f"{url}two/?q=a+thing")
     assert page.locator(".side").count() == 2 and "found by both" in status(page)

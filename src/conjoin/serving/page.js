@@ -191,7 +191,9 @@ function fillForms() {
 const label = name => (name[0].toUpperCase() + name.slice(1)).replaceAll("_", " ");
 
 function showFacets(facets, kinds) {
-  const focused = document.activeElement?.id, places = {};
+  const field = document.activeElement, focused = field?.id, places = {};
+  const isTyped = field?.type === "number" && (field.value !== field.defaultValue || field.validity.badInput);
+  const kept = isTyped ? field.closest("#facets > fieldset") : null;
   for (const box of document.querySelectorAll(".values")) places[box.dataset.name] = box.scrollTop;
   const sets = [];
   if (Object.keys(kinds).length > 1 || state.kind) {
@@ -204,7 +206,13 @@ function showFacets(facets, kinds) {
     const set = facet.values ? choices(name, facet.values) : range(name, facet);
     if (set) sets.push(set);
   }
-  $("facets").replaceChildren(...sets);
+  const place = kept ? sets.findIndex(set => set.dataset.name === kept.dataset.name) : -1;
+  if (place < 0) $("facets").replaceChildren(...sets);
+  else { // what is being typed stays as it is
+    for (const child of [...$("facets").children]) if (child !== kept) child.remove();
+    kept.before(...sets.slice(0, place));
+    kept.after(...sets.slice(place + 1));
+  }
   $("filters").hidden = !sets.length;
   const count = Object.keys(state.filters).length + (state.kind ? 1 : 0);
   $("chosen").textContent = count ? `(${count})` : "";
@@ -231,10 +239,14 @@ function choices(name, values) {
 function range(name, { least, most }) {
   const chosen = state.filters[name] ?? {};
   if (!(least < most) && !Object.keys(chosen).length) return null;
+  const apply = (key, field) => {
+    field.defaultValue = field.value;
+    go(filtered(name, { ...state.filters[name], [key]: field.value === "" ? null : Number(field.value) }));
+  };
   const end = (key, text, value) => h("input", { type: "number", step: "any", id: `${key}-${name}`, value: chosen[key], placeholder: value == null ? "" : String(Math.round(value * 100) / 100),
-    "aria-label": `${label(name)} ${text}`, onchange: event => go(filtered(name, { ...chosen, [key]: event.target.value === "" ? null : Number(event.target.value) })) });
+    "aria-label": `${label(name)} ${text}`, onchange: event => apply(key, event.target) });
   const unit = name === settings.price && settings.currency ? ` (${settings.currency})` : "";
-  return h("fieldset", {}, h("legend", {}, label(name) + unit), h("div", { class: "range" }, end("least", "from", least), "–", end("most", "to", most)));
+  return h("fieldset", { "data-name": name }, h("legend", {}, label(name) + unit), h("div", { class: "range" }, end("least", "from", least), "–", end("most", "to", most)));
 }
 
 /** The filters that are set, each with the state without it. */
