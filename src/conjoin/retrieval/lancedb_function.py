@@ -3,7 +3,6 @@
 Importing this module registers it as `"conjoin"`; a program that opens such a table imports it first.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,13 @@ class EncoderFunction(EmbeddingFunction):
         super().__init__(**fields)
         self._encoder = load_encoder(self.name, **self.options)
 
-    def compute_query_embeddings(self, query: Any, *args: Any, **how: Any) -> list[np.ndarray]:  # noqa: ANN401
+    def compute_query_embeddings(self, query: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:  # type: ignore[override]  # noqa: ANN401
         """Encode one item as a query; a string is a text."""
         return [*self._encoder.encode_query([{"text": query} if isinstance(query, str) else query])]
 
-    def compute_source_embeddings(self, items: Any, *args: Any, **how: Any) -> list[np.ndarray]:  # noqa: ANN401
+    def compute_source_embeddings(self, items: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:  # type: ignore[override]  # noqa: ANN401
         """Encode the texts or image files of a column as documents."""
-        values: Sequence[Any] = self.sanitize_input(items)
+        values: Any = self.sanitize_input(items)
         parts = [{"image": {"bytes": each}} if isinstance(each, bytes) else {"text": each} for each in values]
         return [*self._encoder.encode_document(parts)]
 

@@ -70,7 +70,9 @@ def truncate(vectors: np.ndarray, width: int) -> np.ndarray:
     return np.divide(short, norms, out=np.zeros_like(short), where=norms > 0)
 
 
-def subtract_centers(vectors: np.ndarray, kinds: Sequence[str], centers: Mapping[str, Sequence[float]]) -> np.ndarray:
+def subtract_centers(
+    vectors: np.ndarray, kinds: Sequence[str], centers: Mapping[str, Sequence[float] | np.ndarray]
+) -> np.ndarray:
     """Vectors `(N, D)`, each less the center of its kind, L2-normalised again, float32.
 
     Raises:

@@ -22,8 +22,10 @@ _PICTURES: Mapping[str, Callable[[Image.Image], Image.Image]] = {
     "squeezes pictures into a square": lambda picture: picture.resize(
         [min(picture.size)] * 2, Image.Resampling.BICUBIC
     ),
-    "cuts out the middle square of pictures": lambda picture: ImageOps.fit(picture, [min(picture.size)] * 2),
-    "pads pictures to a square": lambda picture: ImageOps.pad(picture, [max(picture.size)] * 2),
+    "cuts out the middle square of pictures": lambda picture: ImageOps.fit(
+        picture, (min(picture.size), min(picture.size))
+    ),
+    "pads pictures to a square": lambda picture: ImageOps.pad(picture, (max(picture.size), max(picture.size))),
     "exchanges red and blue": lambda picture: Image.merge("RGB", picture.split()[::-1]),
 }
 _Embed = Callable[[Sequence[Any]], np.ndarray]
@@ -121,7 +123,7 @@ def _open(client: httpx.Client, url: str, name: str) -> Callable[[bool, Sequence
         name = models[0]["id"] if models else name
 
     def embed(as_messages: bool, items: Sequence[Any]) -> np.ndarray:
-        mappings = [{"text": item} if isinstance(item, str) else item for item in items]
+        mappings: list[Any] = [{"text": item} if isinstance(item, str) else item for item in items]
         mappings = [item if isinstance(item, dict) else {"image": item} for item in mappings]
         sent = [item | ({"image": _uri(item["image"])} if "image" in item else {}) for item in mappings]
         fixed: dict[str, Any] = {"model": name, "encoding_format": "float"}
