@@ -3,17 +3,15 @@
 All weights are random. The pictures are JPEG files of 640 x 480 pixels, the texts have 3 to 60 words. Both sides read
 the same files with the same batch size and number of threads, in turns; the order is reversed in every second turn. A
 ratio is the median over the turns of (time of sentence-transformers / time of ours), with its range. `cpu` is
-processor time, worker processes included: other programs on the machine affect it less than wall time. Ours writes a
+processor time: other programs on the machine affect it less than wall time. Ours writes a
 collection: its commits, checksums and the digests of the rows are part of its time. The row `array` returns an array
 instead, as sentence-transformers does.
 
-`free_cores` is computed, not timed: the processor time of theirs over the larger of that of our process with the model
-and that of one worker. It is the ratio that workers give when each process has a core of its own.
+`first` is the time until the first batch of vectors is there, in seconds: of ours without a collection.
 
 The models are this package's four, which sentence-transformers runs by the code in their folders, and a stock CLIP,
-which it runs by its own. `not model` is the share of ours without workers that is not the model's forward: what
-workers can take off the model. `input` in --sizes is a model so small that nearly all time is spent on its inputs, as
-on a GPU. On a GPU: `gpu.py --sections encode`.
+which it runs by its own. `not model` is the share of ours that is not the model's forward. `input` in --sizes is a
+model so small that nearly all time is spent on its inputs, as on a GPU, where `gpu.py --sections encode` measures.
 
     python benchmarks/encode_throughput.py --json encode_throughput.json
     python benchmarks/encode_throughput.py --size tiny --rows 8 --turns 1          # a quick test of the script
@@ -158,7 +156,7 @@ def ours(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> Call
 
 
 def seconds_of_model(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> tuple[float, float]:
-    """Seconds of the model's forward in an encoding without workers, and of all of it."""
+    """Seconds of the model's forward in an encoding, and of all of it."""
     spent, forward = [0.0], encoder._forward
 
     def timed(*arguments: Any) -> np.ndarray:  # noqa: ANN401
@@ -189,9 +187,9 @@ def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args
             plain.encode(items, batch_size=args.batch_size, show_progress_bar=False)
 
     runs: dict[str, Callable[[], object]] = {"sentence-transformers": theirs}
-    encoders = {f"{count} workers": copy.copy(encoder) for count in args.workers}
-    for count, one in zip(args.workers, encoders.values(), strict=True):
-        one.num_workers = count
+    encoders = {f"{count} threads": copy.copy(encoder) for count in args.read_threads}
+    for count, one in zip(args.read_threads, encoders.values(), strict=True):
+        one.threads = count
     if args.compile:
         encoders["compiled"] = copy.copy(encoder)
         encoders["compiled"].model = torch.compile(encoder.model, dynamic=True)  # type: ignore[assignment]
@@ -206,9 +204,9 @@ def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args
         ratio, seconds = speed_up(found["sentence-transformers"], found[label]), median(found[label])
         row = {"model": name, "items": kind, "ours": label, "per_second": len(some) / seconds.wall}
         row |= {"wall": ratio["wall"], "range": f"{ratio['wall_low']:.2f} to {ratio['wall_high']:.2f}"}
-        workers = encoders[label].num_workers
-        longest = max(seconds.own, (seconds.cpu - seconds.own) / max(1, workers))
-        row |= {"cpu": ratio["cpu"], "free_cores": median(found["sentence-transformers"]).cpu / longest}
+        start = time.perf_counter()
+        next(encoders[label].encode_batches(items))
+        row |= {"cpu": ratio["cpu"], "first": time.perf_counter() - start}
         rows_found.append(row | {"not_model": 1 - model / total})
     return rows_found
 
@@ -238,7 +236,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("image", "text", "image+text"), default=["image", "text"])
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of ours; each is a row")
+    parser.add_argument("--read-threads", type=int, nargs="+", default=[1, 2], help="of ours; each is a row")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in both")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, in both")

@@ -8,7 +8,7 @@ All weights and data are random; the models have the shapes of real ones. The se
     forward  a Qwen3-VL of the 2B shape and its first half of layers, in bfloat16: texts, and images within a text
     train    one step of the whole model with LoRA and the gradient cache: InfoNCE from texts to images, then AdamW
     kernel   GCL forward and backward for N pairs (a matrix of 3N x 3N) in float32, and the same on the whole matrix
-    encode   JPEG files of 640 x 480 by a CLIP of the ViT-B/32 shape into a collection, by number of workers
+    encode   JPEG files of 640 x 480 by a CLIP of the ViT-B/32 shape into a collection, by number of threads
     search   `exact_search` of float16 vectors in the memory of the machine, which cross to the GPU in every call;
              beside it, not exact, the product and `topk` of torch in float16, the vectors on the GPU
 
@@ -72,7 +72,7 @@ class Full:
     pairs: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
     clip: Row = {}  # noqa: RUF012 - the library's defaults are ViT-B/32
     pictures, batch = 4096, 64
-    workers: tuple[int, ...] = (0, 4, 12)
+    threads: tuple[int | None, ...] = (None, 4)
     vectors, width = 10_000_000, 512  # the width is also that of the embeddings of `kernel`
     queries: tuple[int, ...] = (1, 100, 1000)
 
@@ -91,7 +91,7 @@ class Toy(Full):
     side, tokens, texts, images, train_rows, chunk_tokens = 64, 8, 4, 2, 6, 32
     pairs = (16, 64)
     clip: Row = {"vision_config": TOWER | {"image_size": 32, "patch_size": 16}}  # noqa: RUF012
-    pictures, batch, workers = 24, 4, (0, 1)
+    pictures, batch, threads = 24, 4, (1, 2)
     vectors, width, queries = 50_000, 16, (1, 10)
 
 
@@ -282,13 +282,13 @@ def encode(size: Size, device: str) -> Iterator[Row]:
         rows = [{"id": str(place), "image": f"{name}/{place}.jpg"} for place in range(size.pictures)]
         for place, row in enumerate(rows):
             Path(row["image"]).write_bytes(files[place % len(files)].getvalue())
-        for workers in size.workers:
+        for threads in size.threads:
             dtype = torch.bfloat16 if device == "cuda" else None
-            encoder = ItemEncoder(model, processor, size.batch, device, dtype, num_workers=workers)
-            few = partial(run, encoder, rows[: 4 * size.batch])  # starts the workers
+            encoder = ItemEncoder(model, processor, size.batch, device, dtype, threads=threads)
+            few = partial(run, encoder, rows[: 4 * size.batch])
             found = timed(partial(run, encoder, rows), device, runs=3, seconds=20, warm_up=few)
             found |= {"per_second": 1e3 * len(rows) / found["ms"], "to": target}
-            yield {"workers": workers, "images": len(rows), "batch": size.batch} | found
+            yield {"threads": encoder.threads, "images": len(rows), "batch": size.batch} | found
 
 
 def search(size: Size, device: str) -> Iterator[Row]:
@@ -403,7 +403,7 @@ def main() -> None:
         if process is not None and (found[name]["problem"] or name == chosen[-1]):
             requests.close()
             process.join(3)
-            process.kill()  # its workers end with it
+            process.kill()
             process = None
         write_json(args.json, found)
     print(f"\n{json.dumps(found['setup'])}")

@@ -101,9 +101,9 @@ def test_emoji(model, tmp_path, monkeypatch, capsys):
 
 def test_a_benchmark_has_options_of_its_own(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")
-    words = "--language de --quiet --benchmark=emoji --split validation model --workers 3 --out x".split()
+    words = "--language de --quiet --benchmark=emoji --split validation model --threads 3 --out x".split()
     options = read_command(["evaluate", *words])[1]
-    assert (options.source, options.benchmark, options.quiet, options.workers) == ("model", "emoji", True, 3)
+    assert (options.source, options.benchmark, options.quiet, options.threads) == ("model", "emoji", True, 3)
     assert (options.language, options.split) == ("de", "validation")
     for words, has in (("--help", False), ("--benchmark mbeir --help", True)):
         with pytest.raises(SystemExit):

@@ -23,9 +23,9 @@ def test_types_and_defaults():
     mining = parse(
         "mine", "data", "--out=x", "--miner", "n", "m", "text", "text", "--miner", *"o m image text".split()
     )
-    for name in ("columns", "split", "batch_size", "device", "workers", "quiet"):
+    for name in ("columns", "split", "batch_size", "device", "threads", "quiet"):
         assert vars(encoding)[name] == vars(mining)[name]
-    assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, None)
+    assert (encoding.split, encoding.batch_size, encoding.threads, encoding.bf16) == ("train", 32, None, None)
     assert (encoding.keep, encoding.keep_pictures, encoding.truncate_dim, encoding.only) == (["a", "b"], 256, 8, None)
     assert mining.miner == [["n", "m", "text", "text"], ["o", "m", "image", "text"]] and mining.bf16 is False
     assert parse("search", "--quiet", "runs/x", "--weight", "image=0.3").weight == [("image", 0.3)]
@@ -91,12 +91,12 @@ def test_commands_that_read_items_allow_urls_and_folders(command, monkeypatch, t
 
 
 def test_encoders_are_loaded_by_the_options(tiny_checkpoints):
-    words = ["--batch-size", "7", "--device", "cpu", "--bf16", "--workers", "1"]
+    words = ["--batch-size", "7", "--device", "cpu", "--bf16", "--threads", "1"]
     options = parse("encode", "model", "data", "--out", "x", *words)
     encoder = load_encoder(tiny_checkpoints["clip"], **options.encoder_options())
-    assert (encoder.batch_size, encoder.dtype, encoder.num_workers) == (7, torch.bfloat16, 1)
+    assert (encoder.batch_size, encoder.dtype, encoder.threads) == (7, torch.bfloat16, 1)
     plain = load_encoder(tiny_checkpoints["clip"], **parse("search", "index").encoder_options())
-    assert (plain.batch_size, plain.dtype, plain.num_workers) == (32, None, 0)
+    assert (plain.batch_size, plain.dtype) == (32, None) and plain.threads >= 1
 
 
 def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, capsys):

@@ -7,8 +7,9 @@ from PIL import Image
 from conjoin.hub.build import image_text_processor, mllm_processor
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import INPUT_TYPES, apply_input_type
-from conjoin.processing.item_images import concatenate_images, load_image, process_image
+from conjoin.processing.item_images import concatenate_images, load_image
 from conjoin.processing.item_inputs import parse_item
+from conjoin.processing.item_pixels import PictureReader
 
 RED, GREEN, BLUE = (
     Image.new("RGB", size, color) for size, color in (((4, 4), "red"), ((4, 2), "lime"), ((2, 2), "blue"))
@@ -76,7 +77,8 @@ def test_a_model_that_crops_sees_all_of_a_concatenation():
     cropping = CLIPImageProcessorPil(
         size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, do_normalize=False
     )
-    seen = process_image(cropping, concatenate_images([RED, BLUE]))["pixel_values"][0]
+    reader = PictureReader(cropping)
+    seen = reader.normalize(reader.read(concatenate_images([RED, BLUE]))[0])[0]
     assert seen[:, 8, 0].tolist() == pytest.approx([1, 0, 0]) and seen[:, 8, 15].tolist() == pytest.approx([0, 0, 1])
     assert seen[:, 0, 0].tolist() == [1, 1, 1]  # above is white
 

@@ -1,18 +1,15 @@
 """Images are read from files, bytes and arrays; from URLs only if the user allows it; always within limits."""
 
-import io
 import pickle
 import struct
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageCms
 
-from conjoin.hub.build import image_text_processor, mllm_processor
-from conjoin.processing import item_images, load_image, parse_items
-from conjoin.processing.item_images import MAX_ASPECT_RATIO, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, process_image, to_rgb
+from conjoin.processing import load_image, parse_items
+from conjoin.processing.item_images import MAX_ASPECT_RATIO, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from hostile import encoded, png
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -132,61 +129,6 @@ def test_a_file_is_measured_before_it_is_read(tmp_path):
         file.truncate(60 * 2**30)
     with pytest.raises(ValueError, match=rf"sparse.png': the file has 64424509440 bytes.* {MAX_IMAGE_BYTES}$"):
         load_image(tmp_path / "sparse.png")
-
-
-class Sizes:
-    """An image processor that lists the sizes of what it sees."""
-
-    def __init__(self, **settings):
-        self.settings, self.sizes = settings, []
-
-    def to_dict(self):
-        return self.settings
-
-    def __call__(self, images, return_tensors):
-        self.sizes += [image.size for image in images]
-        return {"pixel_values": torch.zeros(len(images), 3, 2, 2)}
-
-
-@pytest.mark.parametrize(
-    ("settings", "size"),
-    [
-        ({"size": {"shortest_edge": 20}}, (150, 100)),  # a quarter: 100 pixels are at least four times 20
-        ({"size": {"height": 60, "width": 60}}, (600, 400)),  # a half would have 200 pixels, not 240
-        ({"size": {"shortest_edge": 20}, "do_resize": False}, (600, 400)),
-        ({"size": {"height": 20, "width": 20}, "crop_to_patches": True}, (600, 400)),
-        ({"size": {"shortest_edge": 400, "longest_edge": 4000}}, (600, 400)),  # of Qwen, areas
-        ({}, (600, 400)),
-    ],
-)
-def test_a_large_jpeg_is_decoded_small(settings, size):
-    image = Image.effect_noise((600, 400), 50).convert("RGB")
-    processor = Sizes(**settings)
-    process_image(processor, encoded(image, "JPEG"))
-    process_image(processor, encoded(image, "PNG"))
-    process_image(processor, Image.open(io.BytesIO(encoded(image, "JPEG"))))
-    assert processor.sizes == [size, (600, 400), (600, 400)]
-
-
-def test_a_batch_holds_one_decoded_picture(tiny_checkpoints, mllm_checkpoints, tmp_path, monkeypatch):
-    alive = []
-
-    def watched(image):
-        assert not any(picture() for picture in alive), "an earlier picture of the batch is still decoded"
-        rgb = to_rgb(image)
-        alive.append(weakref.ref(rgb))
-        return rgb
-
-    monkeypatch.setattr(item_images, "to_rgb", watched)
-    for number in range(3):
-        Image.new("RGB", (30, 20 + number), RED).save(tmp_path / f"{number}.png")
-    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
-    two_towers = image_text_processor(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
-    assert len(two_towers([{"image": path} for path in paths])["pixel_values"]) == 3
-    for name in ("qwen2_vl", "llava"):
-        batch = mllm_processor(mllm_checkpoints(name)[0])([{"image": paths}, paths[0]])
-        assert len(batch["pixel_values"]) == 2
-    assert len(alive) == 3 + 4 + 4
 
 
 # arrays

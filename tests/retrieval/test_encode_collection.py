@@ -105,7 +105,6 @@ class TestContents:
         sources["unknown"] = datasets.IterableDataset.from_generator(lambda: iter(tiny_rows()))
         found = {name: state(encode(tmp_path / name, rows).uri) for name, rows in sources.items()}
         assert all(each == found["list"] for each in found.values())
-        assert state(encode(tmp_path / "workers", encoder=tiny_encoder(num_workers=2)).uri) == found["list"]
 
     def test_float16(self, tmp_path):
         half, full = encode(tmp_path / "half", dtype="float16"), encode(tmp_path / "full")
@@ -358,8 +357,7 @@ class TestSkipped:
         whole = encode(tmp_path / "whole", rows_with_bad_ones(), on_error="skip")
         with pytest.raises(Stop):
             encode(tmp_path / "it", stopping(rows_with_bad_ones(), after), on_error="skip")
-        encoder = tiny_encoder(num_workers=2)
-        again = encode(tmp_path / "it", iter(rows_with_bad_ones()), encoder, on_error="skip")
+        again = encode(tmp_path / "it", iter(rows_with_bad_ones()), on_error="skip")
         assert state(tmp_path / "it") == state(tmp_path / "whole") and again.skipped == whole.skipped
         version = again.version
         again = encode(tmp_path / "it", rows_with_bad_ones(), on_error="skip")

@@ -35,15 +35,6 @@ def test_like_items_share_a_batch():
     assert [[mixed.index(item) for item in batch] for batch in seen] == [[3, 1], [0, 4], [2, 5]]
 
 
-def test_worker_processes_give_the_same_and_leave_the_random_state_alone():
-    state = torch.get_rng_state()
-    with_workers = tiny_encoder(num_workers=2).encode(items())
-    assert torch.equal(state, torch.get_rng_state())
-    np.testing.assert_array_equal(with_workers, tiny_encoder().encode(items()))
-    with pytest.raises(ValueError, match=r"^item 'bad': text is empty"):
-        tiny_encoder(num_workers=1).encode(["good", {"text": " "}], ids=["good", "bad"])
-
-
 def test_evaluation_mode_is_undone_exactly():
     encoder = tiny_encoder()
     encoder.model.train()

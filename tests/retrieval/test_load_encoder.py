@@ -47,7 +47,7 @@ def sentence_transformer(folder):
 @pytest.mark.parametrize("kind", KINDS)
 class TestEveryKind:
     def test_has_one_interface(self, kind, folders, pictures):
-        encoder = load(kind, folders[kind], batch_size=2, num_workers=0)
+        encoder = load(kind, folders[kind], batch_size=2)
         items = items_for(kind, pictures)
         vectors = encoder.encode(items, ids=[f"id{n}" for n in range(len(items))])
         assert vectors.shape == (len(items), encoder.dimension) and vectors.dtype == np.float32
@@ -85,10 +85,14 @@ class TestEveryKind:
             weight[0, 0] += 1e-3
         assert changed.fingerprint != first
 
-    def test_workers_and_bf16(self, kind, folders, pictures):
+    def test_threads_and_bf16(self, kind, folders, pictures):
         items = items_for(kind, pictures)
         exact = load(kind, folders[kind], batch_size=3).encode(items)
-        np.testing.assert_array_equal(load(kind, folders[kind], batch_size=3, num_workers=1).encode(items), exact)
+        state = torch.get_rng_state()
+        for threads in (1, 4):
+            found = load(kind, folders[kind], batch_size=3, threads=threads).encode(items)
+            np.testing.assert_array_equal(found, exact)
+        assert torch.equal(state, torch.get_rng_state())
         rough = load(kind, folders[kind], batch_size=3, dtype=torch.bfloat16).encode(items)
         assert rough.dtype == np.float32 and 1e-6 < np.abs(rough - exact).max() < 0.1
 

@@ -263,8 +263,8 @@ class EncoderOptions(DeviceOptions):
 
     def encoder_options(self) -> dict[str, Any]:
         """The arguments of `load_encoder` beside the model."""
-        names = ("batch_size", "device", "truncate_dim", "pooling", "preset", "trust_remote_code", "revision")
-        found = pick(self, *names) | {"input_type": self.input, "num_workers": getattr(self, "workers", 0)}
+        names = ("batch_size", "threads", "device", "truncate_dim", "pooling", "preset", "trust_remote_code")
+        found = pick(self, *names, "revision") | {"input_type": self.input}
         if getattr(self, "bf16", False):
             found["dtype"] = "bfloat16"
         return found
@@ -276,13 +276,13 @@ class ComputeOptions(EncoderOptions):
 
     Args:
         batch_size: Items per forward pass.
-        workers: Processes that decode images ahead.
+        threads: Threads that decode images ahead (default: as many as there are cores).
         truncate_dim: Keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka).
         bf16: Compute in bfloat16: faster where the hardware has it, slightly less exact.
     """
 
     batch_size: int = option(32, least=1)
-    workers: int = option(0, least=0)
+    threads: int | None = option(least=1)
     truncate_dim: int | None = option(least=1)
     bf16: bool | None = False
 

@@ -27,7 +27,7 @@ def other_encoders(encoder: ItemEncoder) -> dict[str, ItemEncoder]:
     with reading(file):
         saved = load_file(str(file)) if file.is_file() else {}
     heads = [weight for name, weight in sorted(saved.items()) if name.startswith("heads.")]  # of images, of texts
-    how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
+    how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "threads", "input_type")}
     return {
         label: ItemEncoder(_Readout(encoder.model, chosen), encoder.processor, name=f"{encoder.name}, {label}", **how)
         for label, chosen in ({TOWERS: [], HEADS: heads} if heads else {TOWERS: []}).items()

@@ -1,8 +1,9 @@
 """Models of sentence-transformers, and bare towers that it reads, as `ItemEncoder` takes model and processor."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +14,16 @@ from sentence_transformers.base.modules import Module, Normalize, Router, Transf
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedModel
+from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from conjoin.constants import POOLINGS, ROLE_PROMPTS, Role
 from conjoin.hub.folder import LATE_INTERACTION, loading
 from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_images import CONCATENATED, pad_to_square
-from conjoin.processing.item_inputs import ImageSource, Item, is_chat, item_names, item_parts, parse_items
+from conjoin.processing.item_images import CONCATENATED, load_image, pad_to_square
+from conjoin.processing.item_inputs import ImageSource, Item, check_list, is_chat, item_names, item_parts, parse_item
+from conjoin.processing.item_pixels import PictureReader, moved, picture_reader
 from conjoin.processing.processing_image_text import only_image
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
@@ -234,6 +237,13 @@ class SentenceModel(nn.Module):
         return lengths and tasks <= {None} and not routes & {"query", "document"}
 
 
+class ReadItem(NamedTuple):
+    """An item as it was given, and as it was read: its images are resized if `SentenceProcessor.pictures` is known."""
+
+    value: Any
+    item: Item
+
+
 class SentenceProcessor:
     """What turns items into the inputs of a `SentenceModel`: the library's own `preprocess`.
 
@@ -283,20 +293,24 @@ class SentenceProcessor:
         role: Role | None = None,
         ids: Sequence[str | int] | None = None,
         views: Sequence[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> dict[str, Any]:
         """Return the inputs of `SentenceModel.forward`: what the library can embed at once, and of which items.
 
         Items of like cost are neighbours in the groups, so that a part of a group has little padding.
 
         Args:
-            items: As for `parse_items`.
+            items: As for `parse_items`; or what `reader()` gave for them.
             instruction: The prompt of each item; where it is None, the model's own of the role, or its default.
             role: What the items are.
             ids: Names of the items in messages.
             views: Of `"image"`, `"text"` and `"fused"`, what to embed of each item; None for the item as it is.
+            device: Where the tensors are to be.
         """
-        names = item_names(len(items), ids)
-        parsed = [item.shortened(self.max_text_length) for item in parse_items(items, ids)]
+        check_list(items)
+        names, read = item_names(len(items), ids), self.reader()
+        items, parsed = zip(*(read(item, name) for item, name in zip(items, names, strict=True)), strict=True)
+        parsed = [item.shortened(self.max_text_length) for item in parsed]
         own = ROLE_PROMPTS[role] if role is not None else ()
         own_prompt = next((name for name in own if name in self.prompts), self.model.default_prompt_name)
         prompts = instructions_of(instruction, len(items))
@@ -326,15 +340,50 @@ class SentenceProcessor:
         for name in ("image", "text") if views is not None else ():
             has = [name in item.modality for item in parsed]
             batch |= {} if all(has) else {f"{name}_mask": torch.tensor(has)}
+        levels = {} if self.pictures is None else {"processing_kwargs": {"image": self.pictures.skipped}}
         batch["groups"] = [
             {
                 "places": torch.tensor(places),
                 "views": torch.tensor(of_views),
-                "features": dict(self.model.preprocess(inputs, prompt=before or None, **task)),
+                "features": dict(self.model.preprocess(inputs, prompt=before or None, **task, **levels)),
             }
             for (before, *_), (inputs, places, of_views) in groups.items()
         ]
+        batch = moved(batch, device)
+        for group in batch["groups"] if levels else ():
+            if (pixels := group["features"].get("pixel_values")) is not None:
+                group["features"]["pixel_values"] = self.pictures.normalize(pixels)  # type: ignore[union-attr]
         return batch | {"role": role}
+
+    def reader(self) -> Callable[[Any, str], ReadItem]:
+        """Return what reads an item with its images, given its name in messages; threads may share it."""
+        pictures = self.pictures  # found in this thread, since it calls the tokenizer
+
+        def read(source: Any, name: str) -> Image.Image:  # noqa: ANN401
+            image = load_image(source, name)
+            if image.info.get(CONCATENATED) and not self.has_messages:
+                image = pad_to_square(image)  # these models may crop
+            return image if pictures is None else Image.fromarray(pictures.resize(image))
+
+        return lambda item, name: item if isinstance(item, ReadItem) else ReadItem(item, parse_item(item, name, read))
+
+    @cached_property
+    def pictures(self) -> PictureReader | None:
+        """What resizes pictures as the image processor of the model does; None if the library has to do it."""
+        parts = [module for module in self.model.modules() if isinstance(module, Transformer)]
+        held = [getattr(part.processor, "image_processor", part.processor) for part in parts]
+        eyes = [each for each in held if isinstance(each, BaseImageProcessor)]
+        if len(eyes) != 1 or any(part.processing_kwargs.get("image") for part in parts):
+            return None
+        reader, picture = picture_reader(eyes[0]), Image.effect_noise((90, 70), 90).convert("RGB")
+        if not reader.is_known:
+            return None
+        wanted = self.model.preprocess([{"image": picture}])
+        ready = {"image": Image.fromarray(reader.resize(picture))}
+        found = self.model.preprocess([ready], processing_kwargs={"image": reader.skipped})
+        own, other = reader.normalize(found["pixel_values"]), wanted["pixel_values"]
+        is_same = set(found) == set(wanted) and own.shape == other.shape and torch.allclose(own, other, atol=1e-5)
+        return reader if is_same else None
 
     def _inputs(self, value: Any, item: Item, prompt: str | None, name: str) -> Iterator[tuple[str | None, Any]]:  # noqa: ANN401
         """Each part that the library embeds by itself, behind its prompt; a text is never mistaken for a path.
@@ -353,8 +402,6 @@ class SentenceProcessor:
         if image is None:
             yield prompt, text if self.takes == {"text"} else {"text": text}
             return
-        if image.info.get(CONCATENATED):
-            image = pad_to_square(image)  # these models may crop
         if "text" in self.takes:
             text = f"{prompt or ''}{text}" if text else (prompt or "").strip()
         if self.is_joint and text:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, ImageSequence, UnidentifiedImageError
 from torch import Tensor
-from transformers import BatchFeature
 
 from .item_error import ItemError, MissingFileError
 
@@ -29,8 +28,6 @@ MAX_IMAGE_PIXELS = 89_478_485
 """Images with more pixels raise an error before decoding (Pillow's own decompression-bomb limit)."""
 MAX_ASPECT_RATIO = 200
 """Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
-_DRAFT = 4
-"""A large JPEG is decoded at a half, a quarter or an eighth of its size, but at least this many times the target."""
 _SAME_LEVELS = 3
 """Profiles of sRGB differ in their rounding."""
 CONCATENATED = "concatenated"
@@ -105,29 +102,6 @@ def _read_file(path: str, name: str, prefix: str) -> bytes:
     if (size := os.path.getsize(path)) > MAX_IMAGE_BYTES:
         raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
     return Path(path).read_bytes()
-
-
-def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:
-    """Load one image and run an image processor of transformers on it.
-
-    Large pictures are many times larger than what a model sees of them. One call for each picture keeps no more than
-    one of them decoded.
-
-    Raises:
-        FileNotFoundError: As `load_image`.
-        ValueError: As `load_image`, or the image processor refuses the image.
-    """
-    settings = image_processor.to_dict()
-    size = settings.get("size") or {}
-    resizes = settings.get("do_resize", True) and not settings.get("crop_to_patches", False)
-    has_one_size = resizes and size and set(size) <= {"height", "width", "shortest_edge"}
-    image = load_image(source, name, _DRAFT * max(size.values()) if has_one_size else None)
-    if image.info.get(CONCATENATED) and settings.get("do_center_crop"):
-        image = pad_to_square(image)
-    try:
-        return image_processor(images=[image], return_tensors="pt")
-    except ValueError as error:
-        raise ItemError(name, f"image of {image.width} x {image.height} pixels is refused: {error}") from error
 
 
 def pad_to_square(image: Image.Image) -> Image.Image:

@@ -132,11 +132,13 @@ def parse_item(
     """Check and normalise one item.
 
     Args:
-        value: The item, as the user passed it.
+        value: The item, as the user passed it, or what this function made of it.
         name: Start of every error message.
         read: As for `parse_items`.
         input_type: `"seq"`: all parts in their order. `"cat"`: as `as_one_picture`.
     """
+    if isinstance(value, Item):
+        return value
     parts = check_parts(item_parts(value, name), name)
     if input_type == "cat":
         parts = as_one_picture(parts, name)
@@ -244,6 +246,13 @@ def _content_parts(entry: Any, name: str) -> list[Any]:
         if source:
             return [ImageSource(decode_base64(str(source).rpartition(",")[2], name) if key == "base64" else source)]
     raise ItemError(name, f"message part {describe(entry)}; {_EXPECTED_PART}")
+
+
+def may_have_image(value: Any) -> bool:
+    """Whether reading an item may mean to decode an image."""
+    if isinstance(value, str):
+        return value.startswith(DATA_URIS) or value.lower().endswith(PICTURE_SUFFIXES)
+    return not (isinstance(value, Mapping) and "text" in value and value.get("image") is None)
 
 
 def check_text(text: Any, name: str = "item") -> str:

@@ -1,6 +1,7 @@
 """The processor of all models with one image tower and one text tower."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from transformers import BatchFeature, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .item_error import ItemError
-from .item_images import process_image
-from .item_inputs import Item, check_unicode, item_names, parse_items
+from .item_inputs import Item, check_list, check_unicode, item_names, parse_item
+from .item_pixels import moved, picture_reader
 from .sentence_files import SentenceFilesMixin, check_processor_type, instructions_of
 
 logger = logging.get_logger(__name__)
@@ -31,6 +32,7 @@ class ImageTextProcessor(SentenceFilesMixin):
             `"cat"` concatenates them into one picture and joins the texts.
         prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
             `encode_document` uses `document`.
+        torch_resize: Resize images by torch rather than by Pillow; see `PictureReader`.
     """
 
     def __init__(
@@ -42,13 +44,14 @@ class ImageTextProcessor(SentenceFilesMixin):
         chat_template: str | None = None,
         input_type: str = "seq",
         prompts: dict[str, str] | None = None,
+        torch_resize: bool = False,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.input_type, self.prompts = check_processor_type(input_type), prompts
         if text_padding not in ("longest", "max_length"):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
         self.max_text_length = max_text_length
-        self.text_padding = text_padding
+        self.text_padding, self.torch_resize = text_padding, torch_resize
 
     def __call__(
         self,
@@ -60,18 +63,20 @@ class ImageTextProcessor(SentenceFilesMixin):
         padding: bool | str = True,
         truncation: bool | str = True,
         return_tensors: str | None = "pt",
+        device: str | torch.device | None = None,
     ) -> BatchFeature:
         """Prepare `N` items.
 
         Args:
             items: Strings, images (PIL, arrays or tensors), paths, `{"text", "image"}` dicts or chat messages, in any
-                mix.
+                mix; or what `reader()` gave for them.
             instruction: What to search for: one text for all items, or one for each. It precedes the item's text.
             ids: Names to report in error messages.
             max_length: Overrides `max_text_length`.
             padding: False pads no text; the texts must then have equally many tokens.
             truncation: False cuts no text.
             return_tensors: Accepted for interface compatibility; a batch holds PyTorch tensors.
+            device: Where the tensors are to be; images cross to it as 8-bit levels and are normalised there.
 
         Returns:
             `pixel_values` `(N, 3, H, W)` when any item has an image, `input_ids`, `attention_mask` and
@@ -80,11 +85,12 @@ class ImageTextProcessor(SentenceFilesMixin):
         Raises:
             ValueError: An item cannot be used, or an option is invalid; the message names it.
         """
+        check_list(items)
         limit = None
         if truncation not in (False, "do_not_truncate"):
             limit = text_limit(self.tokenizer, max_length or self.max_text_length)
-        parsed = [item.shortened(limit) for item in parse_items(items, ids, self._read_image, self.input_type)]
-        names = item_names(len(parsed), ids)
+        names, read = item_names(len(items), ids), self.reader()
+        parsed = [read(item, name).shortened(limit) for item, name in zip(items, names, strict=True)]
         images = [only_image(item, name) for item, name in zip(parsed, names, strict=True)]
         batch = {}
         if present := [image for image in images if image is not None]:
@@ -95,12 +101,21 @@ class ImageTextProcessor(SentenceFilesMixin):
             parts = [check_unicode(part, name).strip() for part in (own or "", *item.texts)]
             texts.append(" ".join(part for part in parts if part) or None)
         padding = padding not in (False, "do_not_pad") and self.text_padding
-        return BatchFeature(batch | self._text_batch(texts, names, limit, padding))
+        batch = moved(batch | self._text_batch(texts, names, limit, padding), device)
+        if present:
+            pixels = picture_reader(self.image_processor, self.torch_resize).normalize(batch["pixel_values"])
+            mask = batch.get("image_mask")
+            batch["pixel_values"] = pixels if mask is None else pixels * mask[:, None, None, None]
+        return BatchFeature(batch)
 
-    def _read_image(self, source: Any, name: str) -> Tensor:
-        """Return the pixels `(1, 3, H, W)` of an image."""
-        pixels: Tensor = process_image(self.image_processor, source, name)["pixel_values"]
-        return pixels
+    def reader(self) -> Callable[[Any, str], Item]:
+        """Return what reads an item with its images, given its name in messages; threads may share it."""
+        pictures = cache(lambda: picture_reader(self.image_processor, self.torch_resize))
+
+        def read(source: Any, name: str) -> Tensor:
+            return pictures().read(source, name)[0]
+
+        return lambda item, name: parse_item(item, name, read, self.input_type)
 
     def _text_batch(
         self, texts: list[str | None], names: list[str], limit: int | None, padding: bool | str

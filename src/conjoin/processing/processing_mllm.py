@@ -1,7 +1,8 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil, sqrt
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from transformers import BatchFeature
 from transformers.utils import logging
 
 from .item_error import ItemError
-from .item_images import load_image, process_image
-from .item_inputs import Item, SystemText, check_parts, check_text, item_names, parse_items
+from .item_images import load_image
+from .item_inputs import Item, SystemText, check_list, check_parts, check_text, item_names, parse_item
+from .item_pixels import moved, picture_reader
 from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin, check_processor_type, instructions_of
 
 logger = logging.get_logger(__name__)
@@ -23,7 +25,7 @@ _MARK = "\uffff"
 
 
 class Picture(NamedTuple):
-    """An image: its pixel rows `(P, ...)`, for Qwen its patch grid `(1, 3)`, and its number of tokens."""
+    """An image: its pixel rows `(P, ...)`, not normalised, for Qwen its patch grid `(1, 3)`, and its tokens."""
 
     pixels: Tensor
     grid: Tensor | None
@@ -67,6 +69,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         sentence_files: Of a published embedder, the content of the files by which sentence-transformers reads it, by
             path. `chat_template` is then its own, and an item without an instruction gets its default prompt, if it
             has one. See `conjoin.hub.load_embedder`.
+        torch_resize: Resize images by torch rather than by Pillow; see `PictureReader`.
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, there is no template, or an
@@ -87,6 +90,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         prompts: dict[str, str] | None = None,
         resize_first: bool = False,
         sentence_files: dict[str, Any] | None = None,
+        torch_resize: bool = False,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.sentence_files = sentence_files
@@ -97,7 +101,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         self.tokens_per_picture = tokens_per_picture
         self.max_length = max_length
         self.max_text_length = max_text_length
-        self.resize_first = resize_first
+        self.resize_first, self.torch_resize = resize_first, torch_resize
         self._ends = ("", "") if sentence_files is None else _ends(tokenizer)
         if not chat_template:
             raise ValueError("chat_template is missing: conjoin.from_mllm writes one")
@@ -117,12 +121,14 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         padding: bool | str = True,
         truncation: bool | str = True,
         return_tensors: str | None = "pt",
+        device: str | torch.device | None = None,
     ) -> BatchFeature:
         """Prepare `N` items.
 
         Args:
             items: Strings, images (PIL, arrays or tensors), paths, `{"image", "text"}` dicts or chat messages, in any
-                mix, each with any number of images. A system message is the item's instruction.
+                mix, each with any number of images. A system message is the item's instruction. Or what `reader()`
+                gave for them.
             instruction: What to search for, e.g. `"Find an image that matches the caption."`: one for all items, or
                 one for each. It precedes the first text.
             ids: Names to report in error messages.
@@ -130,6 +136,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             padding: Accepted for interface compatibility; prompts are always padded to the longest.
             truncation: False cuts no text.
             return_tensors: Accepted for interface compatibility; a batch holds PyTorch tensors.
+            device: Where the tensors are to be; images cross to it as 8-bit levels and are normalised there.
 
         Returns:
             `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`,
@@ -141,13 +148,15 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             TypeError: `items` is a single item rather than a list.
             ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
-        parsed = parse_items(items, ids, self._read_image, self.input_type)
+        check_list(items)
+        names, read = item_names(len(items), ids), self.reader()
+        parsed = [read(item, name) for item, name in zip(items, names, strict=True)]
         limit = None
         if truncation not in (False, "do_not_truncate"):
             longest, chosen = self.tokenizer.model_max_length, self.max_length if max_length is None else max_length
             limit = longest if chosen is None else min(chosen, longest)
         contents, written = [], []
-        instructions, names = instructions_of(instruction, len(items)), item_names(len(items), ids)
+        instructions = instructions_of(instruction, len(items))
         for item, own, name in zip(parsed, instructions, names, strict=True):
             system = [part for part in item.parts if isinstance(part, SystemText)]
             parts = check_parts([part for part in item.parts if not isinstance(part, SystemText)], name)
@@ -163,18 +172,27 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             batch |= {"image_view_mask": of_images, "text_view_mask": of_texts}
             masks = {"image_mask": [*map(bool, images)], "text_mask": [*map(bool, texts)]}
             batch |= {name: torch.tensor(mask) for name, mask in masks.items() if not all(mask)}
+        batch = moved(batch, device)
+        if any(images):
+            pixels = picture_reader(self.image_processor, self.torch_resize).normalize(batch["pixel_values"])
+            mask = batch["pixel_attention_mask"]
+            batch["pixel_values"] = pixels * mask.view(*mask.shape, *[1] * (pixels.ndim - mask.ndim))
         return BatchFeature(batch)
 
-    def _read_image(self, source: Any, name: str) -> Picture:
-        """Run the image processor on one image."""
-        if self.resize_first:
-            side = self.image_processor.patch_size * self.image_processor.merge_size
-            source = _to_tokens(load_image(source, name), side)
-        output = process_image(self.image_processor, source, name)
-        pixels, grid = output["pixel_values"], output.get("image_grid_thw")
-        if grid is not None:
-            return Picture(pixels, grid, len(pixels) // self.image_processor.merge_size**2)
-        return Picture(pixels, None, len(pixels) * self.tokens_per_picture)  # type: ignore[operator]
+    def reader(self) -> Callable[[Any, str], Item]:
+        """Return what reads an item with its images, given its name in messages; threads may share it."""
+        pictures = cache(lambda: picture_reader(self.image_processor, self.torch_resize))
+
+        def read(source: Any, name: str) -> Picture:
+            if self.resize_first:
+                side = self.image_processor.patch_size * self.image_processor.merge_size
+                source = _to_tokens(load_image(source, name), side)
+            pixels, grid = pictures().read(source, name)
+            if grid is not None:
+                return Picture(pixels, grid, len(pixels) // self.image_processor.merge_size**2)
+            return Picture(pixels, None, len(pixels) * self.tokens_per_picture)  # type: ignore[operator]
+
+        return lambda item, name: parse_item(item, name, read, self.input_type)
 
     def _instruction(self, system: Sequence[str], own: str | None, name: str) -> str | None:
         """Return the texts of system messages, then the item's own instruction.

@@ -2,8 +2,12 @@
 
 import copy
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial, partialmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partialmethod
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +15,6 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from PIL import Image
-from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
 from conjoin.constants import ROLE_PROMPTS, Role
@@ -20,7 +23,7 @@ from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_list, is_one_item, item_names
+from conjoin.processing.item_inputs import check_list, is_one_item, item_names, may_have_image
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.progress import progress
 from conjoin.retrieval.notebook import Described
@@ -68,12 +71,14 @@ class ItemEncoder(Described):
     Args:
         model: Any model with a `config` whose `model(**batch).embeddings` are `(N, D)`, float and L2-normalised.
         processor: `processor(items)` returns the batch, a dict of tensors, or of containers of tensors. When there is
-            an instruction it is called as `processor(items, instruction=[...])`, one text or None per item.
+            an instruction it is called as `processor(items, instruction=[...])`, one text or None per item. If it has
+            a method `reader()`, threads read the images ahead by what this returns (`read(item, name)`), and the
+            processor is given the results and the `device`.
         batch_size: Items per forward pass.
         device: Where to run; the model is moved there. `None` leaves it where it is.
         dtype: Run under autocast to this type, such as `"bfloat16"` or `torch.bfloat16`; None and `"float32"` compute
             as the weights are, `"auto"` in bfloat16 if `conjoin.devices.choose_bf16` finds it faster on the device.
-        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
+        threads: Threads that decode and resize images ahead of the model; as many as the process has cores when None.
         name: What error messages and manifests call the model; its class by default.
         input_type: How an item with several images is embedded: `"seq"` (images and texts in their order, for models
             that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
@@ -91,13 +96,13 @@ class ItemEncoder(Described):
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
         *,
-        num_workers: int = 0,
+        threads: int | None = None,
         name: str | None = None,
         input_type: str | None = None,
         truncate_dim: int | None = None,
         load_options: Mapping[str, str] = {},
     ) -> None:
-        _check_positive(batch_size=batch_size, truncate_dim=truncate_dim)
+        _check_positive(batch_size=batch_size, threads=threads, truncate_dim=truncate_dim)
         self.truncate_dim, self.load_options = truncate_dim, load_options
         self.model: Any = model
         self.processor: Any = processor
@@ -111,7 +116,7 @@ class ItemEncoder(Described):
         self.batch_size = batch_size
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = choose_dtype(dtype, self.device)
-        self.num_workers = num_workers
+        self.threads = threads or _cores()
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
         use_shortcuts(model)
@@ -328,14 +333,16 @@ class ItemEncoder(Described):
         own = self.prompt_of(role, one, prompt_name)
         prompts = [own if each is None else each for each in instructions_of(prompt, len(items))]
         known = [None] * len(items) if ids is None else ids
-        batches: Any = DataLoader(
-            [[(items[position], prompts[position], known[position]) for position in chunk] for chunk in chunks],  # type: ignore[arg-type]
-            batch_size=None,
-            num_workers=self.num_workers,
-            collate_fn=partial(_prepare, self.processor, self.input_type, size, role),
-            generator=torch.Generator(),  # so that the one of the caller stays as it is
-        )
-        for chunk, (inputs, counts, problems) in zip(chunks, batches, strict=True):
+        waiting: list[Any] = []  # the batch that a GPU computes while the next one is prepared
+
+        def finished() -> tuple[list[int], list[int], np.ndarray]:
+            chunk, usable, outputs, counts = waiting.pop(0)
+            of = [names[position] for position in usable]
+            return chunk, usable, self._vectors(outputs, counts, of, normalize_embeddings, width)
+
+        for chunk, read in zip(chunks, self._read_ahead(items, names, chunks), strict=True):
+            rows = [(parts, prompts[position], known[position]) for position, parts in zip(chunk, read, strict=True)]
+            inputs, counts, problems = self._prepare(rows, size, role)
             for index, error in problems.items():
                 named = type(error)(names[chunk[index]], error.message)
                 if on_unusable is None:
@@ -348,15 +355,11 @@ class ItemEncoder(Described):
                     "%s takes one image; the vector of an item with several, such as %s, is the mean of those of its "
                     "images (input type avg)", self.name, first,
                 )  # fmt: skip
-            vectors = np.empty((0, 0), dtype=np.float32)
-            if usable:
-                known_names = [names[position] for position in usable]
-                with evaluation_mode(self.model):
-                    vectors = self._forward(inputs, counts, known_names, normalize_embeddings)
-                if width is not None:
-                    check_truncation(width, vectors.shape[1], repr(self.name))
-                    vectors = vectors[:, :width] if not normalize_embeddings else truncate(vectors, width)
-            yield chunk, usable, vectors
+            with evaluation_mode(self.model):
+                waiting.append((chunk, usable, self._forward(inputs, normalize_embeddings), counts))
+            if len(waiting) > 1:
+                yield finished()
+        yield finished()
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:  # noqa: ANN401
         """Cosine similarities `(N, M)` of vectors `(N, D)` and `(M, D)`, arrays or tensors."""
@@ -364,16 +367,96 @@ class ItemEncoder(Described):
 
         return cos_sim(embeddings1, embeddings2)
 
-    def _forward(
-        self, inputs: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], normalize: bool
-    ) -> np.ndarray:
-        """Run a batch; returns `(n, D)` float32: of an item with several embeddings their mean, L2-normalised."""
+    def _read_ahead(
+        self, items: Sequence[Any], names: Sequence[str], chunks: Sequence[Sequence[int]]
+    ) -> Iterator[list[list[Any] | ItemError]]:
+        """Read the items of each chunk: those that are embedded in place of each, or what is wrong with it.
+
+        Threads read images, some chunks ahead; texts are read here.
+        """
+        make_reader = getattr(self.processor, "reader", None)
+        reader = None if make_reader is None else make_reader()
+
+        def read(position: int) -> list[Any] | ItemError:
+            name = names[position]
+            try:
+                parts = apply_input_type(items[position], self.input_type, name)
+                return parts if reader is None else [reader(part, name) for part in parts]
+            except (ValueError, FileNotFoundError) as error:
+                return error if isinstance(error, ItemError) else ItemError(name, str(error))
+
+        ahead: deque[list[Future[list[Any] | ItemError] | None]] = deque()
+        left, depth = iter(chunks), 1 + 2 * self.threads // len(chunks[0])
+        threads = ThreadPoolExecutor(self.threads, "conjoin-read")
+        try:
+            for chunk in chunks:
+                for coming in islice(left, depth + 1 - len(ahead)):
+                    ahead.append([threads.submit(read, at) if may_have_image(items[at]) else None for at in coming])
+                pairs = zip(chunk, ahead.popleft(), strict=True)
+                yield [read(position) if future is None else future.result() for position, future in pairs]
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _prepare(
+        self, rows: Sequence[tuple[list[Any] | ItemError, str | None, str | None]], batch_size: int, role: Role | None
+    ) -> tuple[list[dict[str, Any]], list[int], dict[int, ItemError]]:
+        """Make the model inputs of items that were read, each with its prompt and its id.
+
+        Returns:
+            The inputs, each of at most `batch_size` embeddings; the number of embeddings of each item that can be
+            used; and what is wrong with each of the others, by its index.
+        """
+        problems = {index: parts for index, (parts, *_) in enumerate(rows) if isinstance(parts, ItemError)}
+        usable = [index for index in range(len(rows)) if index not in problems]
+        counts = [len(rows[index][0]) for index in usable]  # type: ignore[arg-type]
+        try:
+            return self._inputs([rows[index] for index in usable], batch_size, role), counts, problems
+        except (ValueError, FileNotFoundError) as error:
+            if len(usable) == 1:
+                problem = error if isinstance(error, ItemError) else ItemError("item", str(error))
+                return [], [], problems | {usable[0]: problem}
+        alone = {index: self._prepare([rows[index]], batch_size, role) for index in usable}
+        wrong = {index: found[0] for index, (_, _, found) in alone.items() if found}
+        if wrong:
+            marked = [(wrong.get(index, parts), *more) for index, (parts, *more) in enumerate(rows)]
+            return self._prepare(marked, batch_size, role)  # type: ignore[arg-type]
+        return [batch for inputs, _, _ in alone.values() for batch in inputs], counts, problems
+
+    def _inputs(self, rows: Sequence[Any], batch_size: int, role: Role | None) -> list[dict[str, Any]]:
+        flat = [(part, prompt, id_) for parts, prompt, id_ in rows for part in parts]
+        inputs = []
+        for start in range(0, len(flat), batch_size):
+            items, prompts, ids = map(list, zip(*flat[start : start + batch_size], strict=True))
+            more: dict[str, Any] = {"instruction": prompts} if any(each is not None for each in prompts) else {}
+            if isinstance(self.processor, OWN_PROCESSORS) and all(each is not None for each in ids):
+                more["ids"] = ids  # which its warnings name
+            if getattr(self.processor, "takes_role", False):
+                more["role"] = role
+            if hasattr(self.processor, "reader"):
+                more["device"] = self.device
+            inputs.append(dict(self.processor(items, **more)))
+        return inputs
+
+    def _forward(self, inputs: Sequence[dict[str, Any]], normalize: bool) -> list[torch.Tensor]:
+        """Run a batch; returns its embeddings, on the device, which may still compute them."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
             outputs = [self.model(**send_to_device(batch, self.device)) for batch in inputs]
         is_raw = not normalize and not isinstance(self.processor, OWN_PROCESSORS)
-        parts = [output.pooler_output if is_raw else output.embeddings for output in outputs]
-        embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
+        return [(output.pooler_output if is_raw else output.embeddings).float() for output in outputs]
+
+    def _vectors(
+        self,
+        parts: Sequence[torch.Tensor],
+        counts: Sequence[int],
+        names: Sequence[str],
+        normalize: bool,
+        width: int | None,
+    ) -> np.ndarray:
+        """The vectors `(n, D)` float32 of a batch: of an item with several embeddings their mean, L2-normalised."""
+        if not parts:
+            return np.empty((0, 0), dtype=np.float32)
+        embeddings = np.concatenate([part.cpu().numpy() for part in parts])
         if embeddings.ndim != 2 or len(embeddings) != sum(counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
         if len(counts) < len(embeddings):
@@ -384,7 +467,14 @@ class ItemEncoder(Described):
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise ItemError(names[int(finite.argmin())], f"{self.name!r} gave an embedding that is not finite")
-        return embeddings
+        if width is None:
+            return embeddings
+        check_truncation(width, embeddings.shape[1], repr(self.name))
+        return truncate(embeddings, width) if normalize else embeddings[:, :width]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_positive(**values: int | None) -> None:
@@ -396,49 +486,6 @@ def _check_positive(**values: int | None) -> None:
 def model_name(path: str | Path) -> str:
     """What manifests call a model: the absolute path of a local folder, or the name of a repository on the Hub."""
     return str(Path(path).resolve()) if Path(path).is_dir() else str(path)
-
-
-def _prepare(
-    processor: Processor,
-    input_type: str,
-    batch_size: int,
-    role: Role | None,
-    chunk: Sequence[tuple[Any, str | None, str | None]],
-) -> tuple[list[dict[str, Any]], list[int], dict[int, ItemError]]:
-    """Make the model inputs of items, each with its instruction and its id; of each alone where that fails for all.
-
-    Returns:
-        The inputs, each of at most `batch_size` embeddings; the number of embeddings of each item that can be used;
-        and what is wrong with each of the others, by its index. Raised in a worker process, it would lose its type.
-    """
-    try:
-        parts = [
-            [(part, instruction, id_) for part in apply_input_type(item, input_type, f"item {index}")]
-            for index, (item, instruction, id_) in enumerate(chunk)
-        ]
-        flat = [part for several in parts for part in several]
-        inputs = []
-        for start in range(0, len(flat), batch_size):
-            items, instructions, ids = map(list, zip(*flat[start : start + batch_size], strict=True))
-            more: dict[str, Any] = (
-                {"instruction": instructions} if any(each is not None for each in instructions) else {}
-            )
-            if isinstance(processor, OWN_PROCESSORS) and all(each is not None for each in ids):
-                more["ids"] = ids  # which its warnings name
-            if getattr(processor, "takes_role", False):
-                more["role"] = role
-            inputs.append(dict(processor(items, **more)))
-        return inputs, [len(several) for several in parts], {}
-    except (ValueError, FileNotFoundError) as error:
-        if len(chunk) == 1:
-            return [], [], {0: error if isinstance(error, ItemError) else ItemError("item 0", str(error))}
-    alone = [_prepare(processor, input_type, batch_size, role, [each]) for each in chunk]
-    problems = {index: problem[0] for index, (_, _, problem) in enumerate(alone) if problem}
-    usable = [each for index, each in enumerate(chunk) if index not in problems]
-    if usable and problems:
-        return *_prepare(processor, input_type, batch_size, role, usable)[:2], problems
-    inputs = [batch for batches, _, _ in alone for batch in batches]
-    return inputs, [count for _, some, _ in alone for count in some], problems
 
 
 def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401

@@ -18,7 +18,7 @@ def load_encoder(
     batch_size: int = 32,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
-    num_workers: int = 0,
+    threads: int | None = None,
     input_type: str | None = None,
     truncate_dim: int | None = None,
     pooling: str | None = None,
@@ -33,7 +33,7 @@ def load_encoder(
         batch_size: Items per forward pass.
         device: Where to run; `None` takes a GPU when there is one.
         dtype: As for `ItemEncoder`, such as `"bfloat16"`.
-        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
+        threads: As for `ItemEncoder`.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         truncate_dim: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
         pooling: As for `load_any`.
@@ -57,6 +57,6 @@ def load_encoder(
             raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
         target, dtype = torch.device("cpu"), None
     options = {name: value for name, value in (("pooling", pooling), ("preset", preset)) if value is not None}
-    settings: dict[str, Any] = {"num_workers": num_workers, "input_type": input_type, "truncate_dim": truncate_dim}
+    settings: dict[str, Any] = {"threads": threads, "input_type": input_type, "truncate_dim": truncate_dim}
     settings |= {"name": model_name(path), "load_options": options}
     return ItemEncoder(model, processor, batch_size, target, dtype, **settings)

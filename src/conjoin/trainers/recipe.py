@@ -160,7 +160,8 @@ class ModelArguments:
         options: Any = self.model_init_kwargs or {}
         image_processor = sample_image_processor(self.image_size) if vision == SAMPLE else vision
         tower, tokenizer = load_sample_text_tower() if text == SAMPLE else (text, text)
-        processor = image_text_processor(image_processor, tokenizer, max_text_length=self.max_text_length)
+        limit = self.max_text_length
+        processor = image_text_processor(image_processor, tokenizer, max_text_length=limit, torch_resize=True)
         vision_tower = load_sample_vision_tower() if vision == SAMPLE else vision
         return towers_model(TWO_TOWERS[self.model_type], vision_tower, tower, **options), processor
 
