@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.retrieval import ItemEncoder, load_encoder
+from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
+from conjoin.retrieval.search import load_query_encoder
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
 EVIL = "from pathlib import Path\nPath({mark!r}).touch()\n"
@@ -225,3 +226,12 @@ class TestErrors:
             load_encoder(folder, device="cpu")
         encoder = load_encoder(folder, device="cpu", pooling="last")
         assert encoder.encode([pictures[0], "a", {"image": pictures[0], "text": "a"}]).shape == (3, encoder.dimension)
+
+
+def test_queries_are_encoded_in_the_precision_of_the_collection(folders, tmp_path):
+    kind = KINDS[0]
+    for dtype, precision in (("bfloat16", "bfloat16"), (None, "full")):
+        encoder = load(kind, folders[kind], dtype=dtype)
+        collection = encode_collection([{"id": "a", "text": "words"}], encoder, tmp_path / precision)
+        assert collection.model == encoder.identity and collection.model.precision == precision
+        assert load_query_encoder(collection).dtype == encoder.dtype

@@ -29,8 +29,9 @@ def check(vectors, queries, k, among=None, given=None):
 @pytest.mark.parametrize("k", [1, 7, 300, 1000])
 def test_equals_sorting_everything(k, dtype):
     vectors, queries = clustered(300, 24).astype(dtype), clustered(40, 24, seed=1)
-    check(vectors, queries, k)
-    check(vectors, queries, k, among=np.arange(5, 300, 7))
+    for given in (None, torch.from_numpy(vectors)):  # a tensor is ranked on its device
+        check(vectors, queries, k, given=given)
+        check(vectors, queries, k, among=np.arange(5, 300, 7), given=given)
 
 
 @pytest.mark.parametrize("has_faiss", [False, True])

@@ -95,9 +95,10 @@ class Collection(Searchable):
 
     Args:
         uri: A folder; or `s3://`, `gs://`, `az://`; or `hf://datasets/OWNER/NAME`, which can only be read.
-        memory: Keep the vectors in memory and rank there (on a GPU if there is one), exactly, if they take at most
-            this many bytes and there is no index of FAISS.
+        memory: Keep the vectors in memory and rank there, exactly, if they take at most this many bytes and there is
+            no index of FAISS.
         table: Another state; see `newest`.
+        device: Whose memory; None for a GPU if there is one.
 
     Attributes:
         uri: As given.
@@ -113,10 +114,12 @@ class Collection(Searchable):
         ValueError: It is unfinished, or the folder holds something else.
     """
 
-    def __init__(self, uri: str | Path, memory: int = 0, table: Table | None = None) -> None:
+    def __init__(
+        self, uri: str | Path, memory: int = 0, table: Table | None = None, device: str | torch.device | None = None
+    ) -> None:
         self.uri = str(uri)
         self.changes: Changes | None = None
-        self._memory = memory
+        self._memory, self._device = memory, choose_device(device)
         self._load(open_published(self.uri) if table is None else table)
 
     def _load(self, table: Table) -> None:
@@ -126,10 +129,15 @@ class Collection(Searchable):
         self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
         for name in ("faiss", "words"):
             self.__dict__.pop(name, None)
-        self._held: tuple[pa.Array, np.ndarray, np.ndarray, torch.device] | None = None
+        self._held: tuple[pa.Array, np.ndarray, np.ndarray | torch.Tensor] | None = None
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
-            self._held = *self._sorted_vectors(), choose_device()
+            ids, numbers, vectors = self._sorted_vectors()
+            self._held = (
+                ids,
+                numbers,
+                vectors if self._device.type == "cpu" else torch.tensor(vectors).to(self._device),
+            )
         if self._memory and self.has_words:
             _ = self.words
 
@@ -317,11 +325,11 @@ class Collection(Searchable):
         if self.faiss is not None and where is None and not exact:
             return self.faiss.rank(queries, k)
         if self._held is not None:
-            ids, numbers, stored, device = self._held
+            ids, numbers, stored = self._held
             among = None
             if where is not None:
                 among = np.flatnonzero(np.isin(numbers, self._read(["id"], where)["_rowid"].to_numpy()))
-            return Ranking.at(ids, *exact_search(queries, stored, k, among=among, device=device))
+            return Ranking.at(ids, *exact_search(queries, stored, k, among=among))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
         return Ranking.join(each for part in parts for each in self._nearest(part, k, where, exact))

@@ -252,7 +252,7 @@ def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, An
     return {
         "fingerprint": encoder.fingerprint,
         "processor": encoder.processing,
-        "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
+        "precision": encoder.identity.precision,
         "dtype": options.dtype,
         "role": options.role,
         "prompt": encoder.prompt_of(options.role, options.prompt, options.prompt_name),

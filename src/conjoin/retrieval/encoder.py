@@ -45,6 +45,7 @@ class ModelIdentity(NamedTuple):
         load_options: The options of `load_encoder` without which the model does not load: `pooling` or `preset`.
         centers: By kind of the rows, the mean `(D,)` that was subtracted from their vectors, and is from those of
             queries; empty for none.
+        precision: `"full"` if it computed as its weights are, else the type that it computed in.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelIdentity(NamedTuple):
     input_type: str | None = None
     load_options: Mapping[str, str] = {}
     centers: Mapping[str, Sequence[float]] = {}
+    precision: str = "full"
 
     def __str__(self) -> str:
         return f"{self.name!r} (fingerprint {self.fingerprint[:12]})"
@@ -62,7 +64,8 @@ def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
     key, details = metadata["key"], metadata["details"]
     input_type = key["input_type"] if details["has_multi_image_items"] else None
     centers = details.get("centers", {})
-    return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"], centers)
+    name, fingerprint, options = details["model"], key["fingerprint"], details["load_options"]
+    return ModelIdentity(name, fingerprint, input_type, options, centers, key["precision"])
 
 
 class ItemEncoder(Described):
@@ -138,7 +141,8 @@ class ItemEncoder(Described):
     @property
     def identity(self) -> ModelIdentity:
         """Name and fingerprint, as collections record them."""
-        return ModelIdentity(self.name, self.fingerprint, load_options=self.load_options)
+        precision = "full" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        return ModelIdentity(self.name, self.fingerprint, load_options=self.load_options, precision=precision)
 
     @cached_property
     def processing(self) -> str | None:
@@ -357,9 +361,10 @@ class ItemEncoder(Described):
                 )  # fmt: skip
             with evaluation_mode(self.model):
                 waiting.append((chunk, usable, self._forward(inputs, normalize_embeddings), counts))
-            if len(waiting) > 1:
+            if len(waiting) > 1 or self.device.type == "cpu":
                 yield finished()
-        yield finished()
+        if waiting:
+            yield finished()
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:  # noqa: ANN401
         """Cosine similarities `(N, M)` of vectors `(N, D)` and `(M, D)`, arrays or tensors."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from conjoin.devices import choose_device, choose_dtype
+from conjoin.devices import choose_device
 from conjoin.hub.folder import local_model
 from conjoin.hub.load import load_any
 from conjoin.hub.onnx_model import OnnxModel
@@ -32,7 +32,7 @@ def load_encoder(
         path: As for `load_any`, which says how the model is read and what is refused.
         batch_size: Items per forward pass.
         device: Where to run; `None` takes a GPU when there is one.
-        dtype: As for `ItemEncoder`, such as `"bfloat16"`.
+        dtype: As for `ItemEncoder`, such as `"bfloat16"`; an ONNX export computes in its own.
         threads: As for `ItemEncoder`.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         truncate_dim: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
@@ -45,7 +45,7 @@ def load_encoder(
         FileNotFoundError: There is no such model.
         ImportError: The sample is needed and not installed.
         ValueError: As `load_any`; there is no such `device`, `dtype` or `input_type`; or an ONNX export is to run
-            elsewhere than on the CPU in its own precision.
+            elsewhere than on the CPU.
     """
     target = choose_device(device)  # refuses a wrong one before anything is loaded
     path = local_model(path)
@@ -53,8 +53,6 @@ def load_encoder(
     if isinstance(model, OnnxModel):
         if device is not None and target.type != "cpu":
             raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
-        if dtype != "auto" and choose_dtype(dtype) is not None:
-            raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
         target, dtype = torch.device("cpu"), None
     options = {name: value for name, value in (("pooling", pooling), ("preset", preset)) if value is not None}
     settings: dict[str, Any] = {"threads": threads, "input_type": input_type, "truncate_dim": truncate_dim}

@@ -25,20 +25,21 @@ SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
 
 
-def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
+def open_collection(uri: str | Path, memory: int = 0, device: str | torch.device | None = None) -> Searchable:
     """Open what can be searched at an address.
 
     Args:
         uri: A folder, `s3://`, `gs://`, `az://`, `hf://datasets/OWNER/NAME`; or `http://HOST:PORT/NAME` for a
             collection in Milvus.
         memory: As for `Collection`.
+        device: As for `Collection`.
 
     Raises:
         FileNotFoundError: There is nothing.
         ValueError: It is unfinished, damaged, or something else.
         ConnectionError: A server does not answer.
     """
-    return MilvusCollection(uri) if milvus_address(uri) else Collection(uri, memory)
+    return MilvusCollection(uri) if milvus_address(uri) else Collection(uri, memory, device=device)
 
 
 def search_items(
@@ -330,7 +331,8 @@ def check_model(collection: Searchable, encoder: ItemEncoder) -> None:
 def load_query_encoder(collection: Searchable, model: str | None = None, **options: Any) -> ItemEncoder:  # noqa: ANN401
     """Load the model that made a collection, to encode queries for it.
 
-    What the options leave open is as the collection records it: the input type, the pooling, the preset.
+    What the options leave open is as the collection records it: the input type, the pooling, the preset,
+    the precision.
 
     Args:
         collection: Its vectors are to be compared with those of queries.
@@ -341,7 +343,9 @@ def load_query_encoder(collection: Searchable, model: str | None = None, **optio
         FileNotFoundError: There is no such model.
         ValueError: A model elsewhere is recorded; and as `load_encoder`.
     """
-    recorded = {**collection.model.load_options, "input_type": collection.model.input_type}
+    made = collection.model
+    recorded = {**made.load_options, "input_type": made.input_type}
+    recorded["dtype"] = None if made.precision == "full" else made.precision
     options |= {name: value for name, value in recorded.items() if options.get(name) is None}
     if model is None:
         model, options["trust_remote_code"] = recorded_model(collection), False

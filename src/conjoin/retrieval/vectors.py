@@ -6,15 +6,19 @@ float32 selects the few candidates for that: everything within its worst roundin
 """
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 
 import numpy as np
 import torch
 
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
-_CORPUS_BLOCK = 2**16
+_CORPUS_BLOCK, _DEVICE_BLOCK = 2**16, 2**18
+"""Vectors ranked at once, in the memory of the machine and where they are on the device."""
 _TORCH_BLOCK, _GPU_BLOCK = (128, 8192), (1024, 2**16)
 """Queries and vectors of one product of torch; on a CPU its scores stay in the cache."""
 _HAS_FAISS = sys.platform == "linux" and find_spec("faiss") is not None  # elsewhere its OpenMP stops that of torch
@@ -89,7 +93,7 @@ def subtract_centers(
 
 def exact_search(
     queries: np.ndarray,
-    vectors: np.ndarray | Iterable[np.ndarray],
+    vectors: np.ndarray | torch.Tensor | Iterable[np.ndarray],
     k: int,
     *,
     among: np.ndarray | None = None,
@@ -99,10 +103,11 @@ def exact_search(
 
     Args:
         queries: `(Q, D)`, L2-normalised.
-        vectors: `(N, D)`, float32 or float16; or such matrices one after the other, read once and not kept.
+        vectors: `(N, D)`, float32 or float16: an array, or a tensor, which is ranked where it is; or such arrays one
+            after the other, read once and not kept.
         k: How many to return; all vectors if there are fewer.
         among: Positions `(M,)`, ascending, that alone are ranked; all when None.
-        device: Where the vectors are multiplied.
+        device: Where the vectors of arrays are multiplied; a single query is not worth the copy to a GPU.
 
     Returns:
         Positions `(Q, K)` int64 and scores `(Q, K)` float32, best first; K is the lesser of k and the vectors ranked.
@@ -110,15 +115,20 @@ def exact_search(
     Raises:
         ValueError: `k` below 1, or queries of another dimension, not finite or not normalised.
     """
-    queries = check_search(queries, k, vectors.shape[1] if isinstance(vectors, np.ndarray) else None)
+    queries = check_search(queries, k, vectors.shape[1] if isinstance(vectors, np.ndarray | torch.Tensor) else None)
+    blocks, device = _blocks(vectors, among), "cpu" if len(queries) == 1 else torch.device(device)
+    if isinstance(vectors, torch.Tensor):
+        device = vectors.device
+    elif torch.device(device).type == "cuda":
+        blocks = _copied(blocks, torch.device(device))
     doubles, moved = queries.astype(np.float64), torch.tensor(queries, device=device)
     margin = _rounding_margin(queries.shape[1])
     floor = torch.full((len(queries),), -torch.inf, device=device)
     rows, places, scores = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
     ranked = 0
-    for positions, part in _blocks(vectors, among):
+    for positions, part in blocks:
         ranked += len(part)
-        block = torch.from_numpy(part).to(device).float()
+        block = part.float()
         depth = min(k + _SPARE, len(block))
         rough, columns = _best_of_block(moved, block, depth)
         least = floor if depth < k else torch.maximum(floor, rough[:, k - 1] - margin)
@@ -144,13 +154,13 @@ def exact_search(
 
 
 def _blocks(
-    vectors: np.ndarray | Iterable[np.ndarray], among: np.ndarray | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    vectors: np.ndarray | torch.Tensor | Iterable[np.ndarray], among: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """The vectors to rank, block by block, each with the positions `(n,)` of its rows."""
-    offset = 0
-    for part in [vectors] if isinstance(vectors, np.ndarray) else vectors:
-        for start in range(0, len(part), _CORPUS_BLOCK):
-            block = part[start : start + _CORPUS_BLOCK]
+    offset, size = 0, _DEVICE_BLOCK if isinstance(vectors, torch.Tensor) else _CORPUS_BLOCK
+    for part in [vectors] if isinstance(vectors, np.ndarray | torch.Tensor) else vectors:
+        for start in range(0, len(part), size):
+            block = part[start : start + size]
             positions = np.arange(offset, offset + len(block))
             offset += len(block)
             if among is not None:
@@ -158,7 +168,28 @@ def _blocks(
                 if first == end:
                     continue
                 positions, block = among[first:end], block[among[first:end] - positions[0]]
-            yield positions, np.ascontiguousarray(block)
+            yield positions, block if torch.is_tensor(block) else torch.from_numpy(np.ascontiguousarray(block))
+
+
+def _copied(
+    blocks: Iterator[tuple[np.ndarray, torch.Tensor]], device: torch.device
+) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    """The blocks on a GPU; a thread pins and copies the next one while this one is ranked."""
+    stream = torch.cuda.Stream(device)
+
+    def copy(part: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return part.pin_memory().to(device, non_blocking=True), stream.record_event()
+
+    with ThreadPoolExecutor(1) as thread:
+        coming = deque([(positions, thread.submit(copy, part)) for positions, part in islice(blocks, 1)])
+        while coming:
+            coming.extend((positions, thread.submit(copy, part)) for positions, part in islice(blocks, 1))
+            positions, future = coming.popleft()
+            block, is_there = future.result()
+            torch.cuda.current_stream(device).wait_event(is_there)
+            block.record_stream(torch.cuda.current_stream(device))
+            yield positions, block
 
 
 def _rounding_margin(dimension: int) -> float:

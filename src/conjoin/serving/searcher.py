@@ -100,7 +100,7 @@ class Searcher:
             FileNotFoundError: There is no such collection or model.
             ValueError: The collection or the model is damaged, or they do not belong together.
         """
-        opened = None if collection is None else open_collection(collection, memory=SERVED_BYTES)
+        opened = None if collection is None else open_collection(collection, SERVED_BYTES, options.get("device"))
         if opened is None and model is None:
             raise ValueError("there is nothing to serve: pass a collection, a model or both")
         encoder = (
@@ -142,7 +142,7 @@ class Searcher:
         collection = self.collection
         if not isinstance(collection, Collection) or published_version(collection.uri) == collection.version:
             return False
-        opened = open_collection(collection.uri, memory=SERVED_BYTES)
+        opened = open_collection(collection.uri, SERVED_BYTES, self.encoder.device)
         check_model(opened, self.encoder)
         self.collection = opened
         return True
