@@ -8,9 +8,11 @@ All weights and data are random; the models have the shapes of real ones. The se
     forward  a Qwen3-VL of the 2B shape and its first half of layers, in bfloat16: texts, and images within a text
     train    one step of the whole model with LoRA and the gradient cache: InfoNCE from texts to images, then AdamW
     kernel   GCL forward and backward for N pairs (a matrix of 3N x 3N) in float32, and the same on the whole matrix
-    encode   JPEG files of 640 x 480 by a CLIP of the ViT-B/32 shape into a collection, by number of threads
-    search   `exact_search` of float16 vectors in the memory of the machine, which cross to the GPU in every call;
-             beside it, not exact, the product and `topk` of torch in float16, the vectors on the GPU
+    encode   JPEG files of 640 x 480 by a CLIP of the ViT-B/32 shape: by sentence-transformers into an array, by ours
+             into a collection, by number of threads (its default first)
+    search   `exact_search` of float16 vectors in the memory of the machine, which cross to the GPU in every call but
+             for one query; of vectors that the GPU holds; and, not exact, the product and `topk` of torch in float16
+    compiled the texts of `forward` by compiled layers, and the seconds until the first batch is there
 
 `ms` is the median of `runs` calls, after one that is not counted, each until the GPU is done. `gb` is the peak of
 allocated GPU memory in 10^9 bytes, weights included. `tflops` counts operations as torch does, attention without
@@ -45,6 +47,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.modeling_layers import GradientCheckpointingLayer
 from turns import table, write_json
 
 from conjoin.hub.build import score_fusion_model
@@ -75,6 +78,7 @@ class Full:
     threads: tuple[int | None, ...] = (None, 4)
     vectors, width = 10_000_000, 512  # the width is also that of the embeddings of `kernel`
     queries: tuple[int, ...] = (1, 100, 1000)
+    backend = "inductor"
 
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -93,6 +97,7 @@ class Toy(Full):
     clip: Row = {"vision_config": TOWER | {"image_size": 32, "patch_size": 16}}  # noqa: RUF012
     pictures, batch, threads = 24, 4, (1, 2)
     vectors, width, queries = 50_000, 16, (1, 10)
+    backend = "eager"  # compiling takes a minute
 
 
 Size = type[Full]
@@ -176,8 +181,26 @@ def forward(size: Size, device: str) -> Iterator[Row]:
             yield row | rates(rows, count, found, device)
 
 
+def compiled(size: Size, device: str) -> Iterator[Row]:
+    model = mllm(size, size.text["num_hidden_layers"], device)
+    batch = inputs("text", size.texts, size, device)
+    for way in ("plain", "compiled"):
+        start = time.perf_counter()
+        if way == "compiled":
+            for layer in model.modules():
+                if isinstance(layer, GradientCheckpointingLayer):
+                    layer.compile(dynamic=True, backend=size.backend)
+        with torch.inference_mode():
+            model(**batch)
+            first = time.perf_counter() - start
+            found = timed(partial(model, **batch), device)
+        found |= {"per_second": 1e3 * size.texts / found["ms"]}
+        yield {"way": way, "batch": size.texts, "first_s": first} | found
+
+
 def train(size: Size, device: str) -> Iterator[Row]:
     from peft import LoraConfig
+    from peft.helpers import disable_input_dtype_casting
 
     from conjoin.losses import info_nce
     from conjoin.trainers import RetrievalConfig, RetrievalTrainer
@@ -200,7 +223,8 @@ def train(size: Size, device: str) -> Iterator[Row]:
     losses = []
 
     def step(batch: dict[str, Any]) -> None:
-        terms = cached_backward(objective, batch, 0, Tensor.backward, autocast, chunk_tokens=size.chunk_tokens)
+        with disable_input_dtype_casting(objective):  # as the trainer's step does
+            terms = cached_backward(objective, batch, 0, Tensor.backward, autocast, chunk_tokens=size.chunk_tokens)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(terms["contrastive_loss"]))
@@ -246,6 +270,7 @@ def kernel(size: Size, device: str) -> Iterator[Row]:
 
 def encode(size: Size, device: str) -> Iterator[Row]:
     from PIL import Image
+    from sentence_transformers import SentenceTransformer
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
     from conjoin.processing import ImageTextProcessor
@@ -271,7 +296,8 @@ def encode(size: Size, device: str) -> Iterator[Row]:
     model, side = score_fusion_model(CLIPModel(config)), config.vision_config.image_size
     words = {word: place for place, word in enumerate(("a", "a</w>", "<|startoftext|>", "<|endoftext|>"))}
     images = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
-    processor = ImageTextProcessor(images, CLIPTokenizer(vocab=words, merges=[], model_max_length=77))
+    tokenizer = CLIPTokenizer(vocab=words, merges=[], model_max_length=77)
+    processor = ImageTextProcessor(images, tokenizer, torch_resize=True)
     numbers, files = np.random.default_rng(0), []
     for _ in range(64):
         colours = Image.fromarray(numbers.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((640, 480))
@@ -279,9 +305,23 @@ def encode(size: Size, device: str) -> Iterator[Row]:
         files.append(io.BytesIO())
         Image.blend(colours, grain, 0.2).save(files[-1], "JPEG", quality=90)
     with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         rows = [{"id": str(place), "image": f"{name}/{place}.jpg"} for place in range(size.pictures)]
         for place, row in enumerate(rows):
             Path(row["image"]).write_bytes(files[place % len(files)].getvalue())
+        backbone = folder / "clip"
+        for part in (model.backbone, images, tokenizer):
+            part.save_pretrained(backbone)
+        theirs = SentenceTransformer(str(backbone), device=device)
+        paths = [row["image"] for row in rows]
+        for place, some in enumerate((rows[: 4 * size.batch], rows)):
+            start = time.perf_counter()
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                theirs.encode(paths[: len(some)], batch_size=size.batch, show_progress_bar=False)
+            if place:
+                ms = 1e3 * (time.perf_counter() - start)
+                found = {"ms": ms, "runs": 1, "gb": None, "per_second": 1e3 * len(rows) / ms, "to": "array"}
+                yield {"threads": "sentence-transformers", "images": len(rows), "batch": size.batch} | found
         for threads in size.threads:
             dtype = torch.bfloat16 if device == "cuda" else None
             encoder = ItemEncoder(model, processor, size.batch, device, dtype, threads=threads)
@@ -309,13 +349,14 @@ def search(size: Size, device: str) -> Iterator[Row]:
     for start in range(0, size.vectors, block):
         part = vectors[start : start + block]
         part[:] = unit(len(part)).half().cpu().numpy()
-    for way in ("exact_search", "torch"):
+    for way in ("exact_search", "exact_search, held", "torch"):
         dtype = torch.float16 if device == "cuda" else torch.float32  # a CPU's product is slow in float16
-        resident = torch.from_numpy(vectors).to(device, dtype) if way == "torch" else None
+        resident = None if way == "exact_search" else torch.from_numpy(vectors).to(device, dtype)
         for count in size.queries:
-            if resident is None:
-                ranked = partial(exact_search, every[:count].cpu().numpy(), k=10, device=device)
-                found = timed(partial(ranked, vectors), device, 3, 5, partial(ranked, vectors[:block]))
+            if way != "torch":
+                ranked, given = partial(exact_search, every[:count].cpu().numpy(), k=10, device=device), resident
+                given = vectors if given is None else given
+                found = timed(partial(ranked, given), device, 3, 5, partial(ranked, given[:block]))
             else:
                 found = timed(partial(product, every[:count].to(dtype), resident), device)
             row = {"way": way, "vectors": size.vectors, "width": size.width, "queries": count}
@@ -328,6 +369,7 @@ SECTIONS: dict[str, tuple[Callable[[Size, str], Iterator[Row]], int]] = {
     "kernel": (kernel, 70),
     "encode": (encode, 120),
     "search": (search, 100),
+    "compiled": (compiled, 90),
 }
 """By name: what it measures, and the most seconds that it may take."""
 

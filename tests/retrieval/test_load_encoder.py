@@ -235,3 +235,22 @@ def test_queries_are_encoded_in_the_precision_of_the_collection(folders, tmp_pat
         collection = encode_collection([{"id": "a", "text": "words"}], encoder, tmp_path / precision)
         assert collection.model == encoder.identity and collection.model.precision == precision
         assert load_query_encoder(collection).dtype == encoder.dtype
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_layers_are_compiled_or_a_warning_says_why_not(fails, folders, monkeypatch, caplog):
+    def compile_layer(layer, **options):
+        compiled = torch.compile(layer._call_impl, backend="eager", **options)
+        layer._compiled_call_impl = explode if fails else compiled
+        seen.append(options)
+
+    def explode(*_, **__):
+        raise RuntimeError("no compiler")
+
+    seen = []
+    plain = load(KINDS[0], folders[KINDS[0]]).encode(["some words"])
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_layer)
+    encoder = load(KINDS[0], folders[KINDS[0]], compile=True)
+    np.testing.assert_allclose(encoder.encode(["some words"]), plain, atol=1e-6)
+    assert seen and all(options == {"dynamic": True} for options in seen)
+    assert ("runs without compiled layers: RuntimeError: no compiler" in caplog.text) == fails

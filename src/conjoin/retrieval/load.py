@@ -1,15 +1,19 @@
 """One function that makes an encoder of any model."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from conjoin.devices import choose_device
 from conjoin.hub.folder import local_model
 from conjoin.hub.load import load_any
 from conjoin.hub.onnx_model import OnnxModel
 from conjoin.retrieval.encoder import ItemEncoder, model_name
+
+logger = logging.getLogger(__name__)
 
 
 def load_encoder(
@@ -23,6 +27,7 @@ def load_encoder(
     truncate_dim: int | None = None,
     pooling: str | None = None,
     preset: str | None = None,
+    compile: bool = False,
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> ItemEncoder:
@@ -38,6 +43,8 @@ def load_encoder(
         truncate_dim: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
         pooling: As for `load_any`.
         preset: As for `load_any`.
+        compile: Compile the layers of language models and towers by torch: the first batches take a minute longer, the
+            others less. Where that fails, a warning says so, and they run as they are.
         trust_remote_code: As for `load_any`.
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
 
@@ -57,4 +64,23 @@ def load_encoder(
     options = {name: value for name, value in (("pooling", pooling), ("preset", preset)) if value is not None}
     settings: dict[str, Any] = {"threads": threads, "input_type": input_type, "truncate_dim": truncate_dim}
     settings |= {"name": model_name(path), "load_options": options}
-    return ItemEncoder(model, processor, batch_size, target, dtype, **settings)
+    encoder = ItemEncoder(model, processor, batch_size, target, dtype, **settings)
+    if compile:
+        _compile_layers(encoder)
+    return encoder
+
+
+def _compile_layers(encoder: ItemEncoder) -> None:
+    """Compile each layer; layers that are alike share what is compiled."""
+    layers = [each for each in encoder.model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    problem = None if layers else "it has no layers of transformers"
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        _ = encoder.dimension  # compiles
+    except (OSError, RuntimeError) as error:  # such as a missing compiler of C
+        problem = f"{type(error).__name__}: {str(error).strip():.200}"
+        for layer in layers:
+            layer._compiled_call_impl = None
+    if problem is not None:
+        logger.warning("%s runs without compiled layers: %s", encoder.name, problem)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 import torch
 from huggingface_hub import HfApi
+from peft.helpers import disable_input_dtype_casting
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -716,6 +717,12 @@ class RetrievalTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run a plain step, or a gradient-cached step if the arguments set the size of a chunk."""
+        with disable_input_dtype_casting(model, active=bool(self.args.bf16)):  # LoRA computes in bfloat16, too
+            return self._training_step(model, inputs, num_items_in_batch)
+
+    def _training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         if not (self.args.gradient_cache_chunk_size or self.args.gradient_cache_chunk_tokens):
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
