@@ -288,7 +288,7 @@ class Results:
         Raises:
             ValueError: Damaged, not JSON, missing or unknown keys, or other types; the message names the file.
         """
-        check_checksums(Path(path).parent, "evaluate again", Path(path).name)
+        check_checksums(Path(path).parent, "evaluate again", [Path(path).name])
         try:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except ValidationError as error:

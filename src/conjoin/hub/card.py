@@ -177,7 +177,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
         raise FileNotFoundError(f"{str(path)!r} has no results of MTEB (results/MODEL/REVISION/TASK.json)")
     found = []
     for file in files:
-        check_checksums(file.parent, "evaluate again", file.name)
+        check_checksums(file.parent, "evaluate again", [file.name])
         content = _read(file)
         if "headline" in content:
             found.append({"title": file.stem, **content})

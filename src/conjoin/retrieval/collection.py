@@ -36,7 +36,15 @@ from conjoin.retrieval.pictures import picture_folders
 from conjoin.retrieval.results import Ranking, Searchable, by_score
 from conjoin.retrieval.vectors import check_search, exact_search
 from conjoin.retrieval.words import WordIndex, WordQuery, bonuses
-from conjoin.storage import FOLDER_CHECKSUMS, DamagedError, file_digest, locked, read_checksums, write_text
+from conjoin.storage import (
+    FOLDER_CHECKSUMS,
+    DamagedError,
+    check_checksums,
+    file_digest,
+    locked,
+    read_checksums,
+    write_text,
+)
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
@@ -56,7 +64,7 @@ TABLE_NAME, TABLE = "train", "data/train.lance"
 """Where the table lies in a collection: as the Hub expects it."""
 _SMALL = 2**28
 """Bytes that are hashed in each process; of larger collections only the files that changed after their publication."""
-_VERSION, _COUNT = re.compile(r"^# version (\d+)$", re.MULTILINE), re.compile(r"\A# (\d+) files$", re.MULTILINE)
+_VERSION = re.compile(r"^# version (\d+)$", re.MULTILINE)
 _MUTABLE = {"_refs", "latest_version_hint.json"}
 """What Lance changes: tags, whose version the checksums name, and a hint that it does not rely on."""
 _REMEDY = "restore it from a copy, or remove the folder and run `conjoin encode` again"
@@ -938,20 +946,13 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
     sums = folder / FOLDER_CHECKSUMS
     if not sums.is_file():
         raise OSError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
-    text, hashed = sums.read_text(encoding="utf-8", errors="replace"), read_checksums(folder)
-    count, versions = _COUNT.search(text), [int(number) for number in _VERSION.findall(text)]
-    if count is None or int(count[1]) != len(hashed):
-        raise DamagedError(f"the file {str(sums)!r} is truncated or damaged; {_REMEDY}")
+    check_checksums(folder, _REMEDY, ())  # whether the list itself is whole
+    versions = [int(number) for number in _VERSION.findall(sums.read_text(encoding="utf-8", errors="replace"))]
     if version not in versions:
         raise DamagedError(
             f"{str(sums)!r} is of version {versions} of the collection, and version {version} is published; {_REMEDY}"
         )
-    states = {name: (folder / name).stat() for name in hashed if (folder / name).is_file()}
+    states = {name: (folder / name).stat() for name in read_checksums(folder) if (folder / name).is_file()}
     is_large = sum(state.st_size for state in states.values()) > _SMALL
     since = sums.stat().st_mtime_ns if is_large and not everything else 0
-    for name, state in states.items():
-        if state.st_mtime_ns >= since and file_digest(folder / name) != hashed[name]:
-            raise DamagedError(
-                f"the file {str(folder / name)!r} is truncated or damaged: it differs from its checksum in "
-                f"{FOLDER_CHECKSUMS}; {_REMEDY}"
-            )
+    check_checksums(folder, _REMEDY, {name for name, state in states.items() if state.st_mtime_ns >= since})

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -236,13 +236,13 @@ def read_checksums(folder: Path) -> dict[str, str]:
     return {name: digest for digest, name in _LINE.findall(text)}
 
 
-def check_checksums(folder: Path, remedy: str, only: str | None = None) -> None:
+def check_checksums(folder: Path, remedy: str, only: Collection[str] | None = None) -> None:
     """Compare the files of a folder with its `SHA256SUMS`; a folder without one is accepted.
 
     Args:
         folder: Their folder.
         remedy: What makes a damaged file again, or replaces it.
-        only: The one file to compare, which may not be listed; all that are listed when None.
+        only: The files to compare, which may not be listed; all that are listed when None.
 
     Raises:
         DamagedError: One differs or is missing; the message names it and ends with `remedy`.
@@ -256,7 +256,7 @@ def check_checksums(folder: Path, remedy: str, only: str | None = None) -> None:
     if len(sums) != len(lines) or not sums or (count and int(count[1]) != len(sums)):
         raise DamagedError(f"the file {str(listed)!r} is truncated or damaged; {remedy}")
     for name, digest in sums.items():
-        if only in (None, name) and (not (folder / name).is_file() or file_digest(folder / name) != digest):
+        if (only is None or name in only) and (not (folder / name).is_file() or file_digest(folder / name) != digest):
             raise DamagedError(
                 f"the file {str(folder / name)!r} is missing, truncated or damaged: it differs from its checksum in "
                 f"{FOLDER_CHECKSUMS}; {remedy}"
