@@ -190,7 +190,7 @@ def check_sizes(folder: Path) -> None:
     for file in folder.glob("*.json"):
         if file.stat().st_size > MAX_SETTINGS:
             raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes; the limit is {MAX_SETTINGS:,}")
-    weights = [*folder.glob("*.safetensors")]
+    weights = [*folder.glob("model*.safetensors")]
     if not weights or not (folder / "config.json").is_file():
         return
     tensors = 0
