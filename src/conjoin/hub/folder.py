@@ -190,14 +190,16 @@ def check_sizes(folder: Path) -> None:
     for file in folder.glob("*.json"):
         if file.stat().st_size > MAX_SETTINGS:
             raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes; the limit is {MAX_SETTINGS:,}")
-    weights = [*folder.glob("model*.safetensors")]
-    if not weights or not (folder / "config.json").is_file():
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if not (folder / "config.json").is_file() or not (single.is_file() or index.is_file()):
         return
-    tensors = 0
-    for file in weights:
-        with safe_open(str(file), "numpy") as opened:
-            tensors += len(opened.keys())
-    size, parts = sum(file.stat().st_size for file in weights), [read_json(folder / "config.json")]
+    if single.is_file():
+        with safe_open(str(single), "numpy") as opened:
+            files, tensors = {single}, len(opened.keys())
+    else:
+        shards = read_json(index)["weight_map"]
+        files, tensors = {folder / shard for shard in shards.values()}, len(shards)
+    size, parts = sum(file.stat().st_size for file in files if file.is_file()), [read_json(folder / "config.json")]
     for part in parts:
         parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in part.items():

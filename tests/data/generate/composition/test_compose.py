@@ -263,7 +263,9 @@ def test_a_template_of_ones_own(tmp_path):
         assert row["query instruction"] in (conditions, f"shoes: {conditions}", f"bags: {conditions}")
 
 
-@pytest.mark.parametrize(("content", "reason"), [(template(requests=[]), "Error"), ({"language": "xx"}, "KeyError")])
+@pytest.mark.parametrize(
+    ("content", "reason"), [(template(requests=[]), "high <= 0"), ({"language": "xx"}, "KeyError")]
+)
 def test_a_malformed_template_is_named(tmp_path, content, reason):
     (tmp_path / "xx.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"xx.json' cannot be read: .*{reason}.*expected a template"):
