@@ -21,7 +21,7 @@ TEMPORARY = ".conjoin-tmp"
 """How the name of every unfinished file or folder ends."""
 LOCK = ".lock"
 FOLDER_CHECKSUMS = "SHA256SUMS"
-_FULL = re.compile("no space left|disk quota|file write failed|unexpected pos", re.IGNORECASE)
+_FULL = re.compile("no space left|disk quota|file write failed|unexpected pos [0-9]", re.IGNORECASE)
 """How libraries say that the disk is full; the last two are PyTorch's words."""
 _LINE = re.compile(r"^([0-9a-f]{64})  ((?:(?!\.\.?/)[^/\\\n]+/)*[^/\\\n]+)$", re.MULTILINE)
 
