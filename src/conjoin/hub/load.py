@@ -20,7 +20,7 @@ from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor, load_se
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SentenceFilesMixin
-from conjoin.storage import check_checksums
+from conjoin.storage import check_checksums, reading
 
 REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
 """What to do about a file that differs from its checksum."""
@@ -225,10 +225,8 @@ def load_cut(
     """
     options = {name: value for name, value in options.items() if name != "revision"}
     with cut_checkpoint(path, keep_layers, keep_last, revision) as folder:
-        try:
+        with reading(f"{str(path)!r} with {keep_layers} layers", "some weights may be for all layers", (OSError,)):
             model, processor = load_trainable(folder, **options)
-        except RuntimeError as error:  # weights of another shape
-            raise ValueError(f"{str(path)!r} cannot be cut, some weights are for all layers: {error}") from error
     model.source = (path, revision)
     model.config._name_or_path = str(path)
     return model, processor
