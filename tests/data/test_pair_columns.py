@@ -40,6 +40,13 @@ def test_of_several_other_columns_the_first_whose_values_differ_is_the_id():
     assert load_pairs(rows, columns={"id": ""})["id"][:] == ["0", "1"]
 
 
+@pytest.mark.parametrize("names", [["red chair", "desk lamp"], ["赤い椅子", "机"], ["เก้าอี้สีแดง", "โต๊ะ"]])
+def test_of_columns_with_strange_names_the_first_of_words_is_the_text(names):
+    rows = {"写真": ["https://a.org/1.png", "https://a.org/2.png"], "価格": ["¥1,000", "¥2,000"], "品名": names}
+    pairs = load_pairs(datasets.Dataset.from_dict(rows))
+    assert pairs["text"][:] == names and pairs["image"][0]["path"] == "https://a.org/1.png"
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_texts_of_several_columns_are_one(streaming):
     rows = table(streaming, text=["chair", None, "lamp"], category=["office", "garden", None], size=[1, 2, 3])
