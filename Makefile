@@ -69,9 +69,10 @@ attack: $(ALL) ## Hostile inputs, damage, power loss, races, slow clients, and k
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ATTACKS)
 	$(BIN)/python benchmarks/reliability.py --kills 6 --others 2 --json runs/attack.json
 
-test-core: ## Run the fast tests with a plain installation and the newest releases of all but torch, in an environment of their own
+test-core: ## Run the fast tests without extras but the sample, with the newest releases of all but torch, in an environment of their own
 	$(PYTHON) -m venv $(CORE)
-	$(CORE)/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e . pytest pytest-xdist hypothesis "$$(grep ^torch== constraints.txt)"
+	$(CORE)/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e ".[sample]" pytest pytest-xdist hypothesis "$$(grep ^torch== constraints.txt)"
+	$(CORE)/bin/python $(INSTALL) $(TOWERS)
 	$(CORE)/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows, in an environment of their own
