@@ -242,6 +242,7 @@ def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, mo
 
 
 def test_index(shop, encode, search, capsys):
+    pytest.importorskip("faiss")
     assert "7 vectors of 8 dimensions" in encode("--truncate-dim", 8)
     conjoin("index", shop, "--kind", "ivf_flat")
     assert "7 rows indexed (ivf_flat), recall@10 1.000\nnext: conjoin search" in capsys.readouterr().out
