@@ -50,6 +50,7 @@ def test_demo(few, tmp_path, capsys):
     assert max(map(len, tables.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_a_joint_encoder_is_compared_only_if_asked_for(few, tmp_path):
     results, _ = demo(few, tmp_path / "demo")
     compared = results["tables"][-1]

@@ -220,11 +220,11 @@ def test_the_answer_of_a_cold_start_is_the_most_similar_product_and_is_not_shown
     rows[0] |= {"color": "", "material": ""}
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material"])
     model = Model(lambda prompt: "color" if "Which one attribute" in prompt else rows[1]["color"])
-    settings = CompositionSettings(queries=30, test_share=0.0, samplers={"cold_start": 1.0})
+    others = {row["sku"] for row in rows[2:] if row["color"] == rows[1]["color"]}
+    settings = CompositionSettings(queries=len(others), test_share=0.0, samplers={"cold_start": 1.0})
     vectors = np.eye(40, dtype=np.float32)[[1, *range(1, 40)]]
     found = read(compose_queries(catalogue, tmp_path / "out", settings, vectors=vectors, cold_start=model))
     assert {tuple(row["pos_candidate"]) for row in found} == {(1001,)}
-    others = {row["sku"] for row in rows[2:] if row["color"] == rows[1]["color"]}
     assert {[*row["query"]][1] for row in found} == others
 
 
