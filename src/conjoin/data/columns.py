@@ -68,7 +68,7 @@ _MOST, _NEARLY_ALL = 0.5, 0.8
 _LONG = 200
 _ROWS_OF_A_GROUP = 20
 _SEVERAL = re.compile(r"\s|[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
-"""What is in a text of several words: a blank, or a letter of Thai, Lao, Khmer, Japanese or Chinese, written without."""
+"""Part of a text of several words: a blank, or a letter of Thai, Lao, Khmer, Japanese or Chinese, written without."""
 _CODE = re.compile(r"(?=.*\d)(?=.*[^\W\d])[\w./#-]+")
 ROLES = ("image", "text", "id", "group")
 ColumnNames: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
