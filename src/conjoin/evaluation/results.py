@@ -244,8 +244,11 @@ class Results:
         self, name: str, ids: Sequence[str], ranks: np.ndarray, found: int, wins: np.ndarray | None = None
     ) -> None:
         """Keep the ranks of the queries of a score; those beyond the first `found` candidates are not known."""
-        columns = {"query": list(ids), "rank": [rank if rank <= found else None for rank in ranks.tolist()]}
-        self.queries[name] = columns | ({} if wins is None else {"win": np.asarray(wins, dtype=bool).tolist()})
+        columns: dict[str, list[Any]] = {"query": list(ids)}
+        columns["rank"] = [rank if rank <= found else None for rank in ranks.tolist()]
+        if wins is not None:
+            columns["win"] = np.asarray(wins, dtype=bool).tolist()
+        self.queries[name] = columns
 
     def to_pandas(self) -> pd.DataFrame:
         """A row for each query of each score: `score`, `query` and `rank`; of triplets also `win`."""
