@@ -81,7 +81,7 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--text_model_name_or_path", "null"], "name a model by model_name_or_path, or joint_encoder"),
         (["--dataset_name=absent.csv"], "absent.csv"),
         (["--eval_strategy=epoch"], "you didn't pass an `eval_dataset`"),
-        (["--load_in_4bit", "--use_peft=false"], "load_in_4bit stores the layers with adapters in 4 bits"),
+        (["--load_in_4bit", "--use_peft=false"], "load_in_4bit freezes the layers that it stores in 4 bits"),
         (["--freeze", "adapter"], "freeze: JointEncoderModel has no part 'adapter'; its parts are"),
         (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["--resume"], "no checkpoint to resume from in"),

@@ -38,7 +38,7 @@ def run(options: Options) -> None:
         return
     others = [word for word in words if word not in ("--dry-run", "--dry_run")]
     if len(others) < len(words):
-        from conjoin.trainers.dry_run import describe_run
+        from conjoin.trainers.runs import describe_run
 
         print(describe_run(load_recipe(options.recipe, others)))
         return

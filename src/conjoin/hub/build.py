@@ -59,7 +59,7 @@ def from_mllm(
         ret_token: Text of the readout token; unused with `readout="last"`.
         revision: Branch, tag or commit on the Hub.
         processor: Arguments of `mllm_processor`, such as `{"max_pixels": 300 * 28 * 28}`.
-        options: `dtype`, and fields of `MllmRetrieverConfig`, such as `readout`.
+        options: `dtype`, `quantization_config`, and fields of `MllmRetrieverConfig`, such as `readout`.
 
     Raises:
         FileNotFoundError: A required file is missing.
@@ -122,6 +122,7 @@ def mllm_model(
     ret_token: str = "[RET]",
     dtype: torch.dtype | str | None = None,
     revision: str | None = None,
+    quantization_config: Any = None,  # noqa: ANN401
     **config_kwargs: Any,  # noqa: ANN401
 ) -> MllmRetrieverModel:
     """Build the model of `from_mllm`; only the kept weights are read.
@@ -136,6 +137,7 @@ def mllm_model(
         ret_token: As for `from_mllm`.
         dtype: Dtype of the weights; the checkpoint's when None.
         revision: As for `from_mllm`.
+        quantization_config: How to store the weights, such as transformers' `BitsAndBytesConfig(load_in_4bit=True)`.
         config_kwargs: Other fields of `MllmRetrieverConfig`.
 
     Raises:
@@ -151,7 +153,9 @@ def mllm_model(
     fields = {"keep_layers": keep_layers, "ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)}
     config = configure(MllmRetrieverConfig, fields | config_kwargs, backbone_config=backbone_config)
     stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
-    backbone: Any = load_pruned_backbone(checkpoint, config.backbone_config, dtype or stored, revision)
+    backbone: Any = load_pruned_backbone(
+        checkpoint, config.backbone_config, dtype or stored, revision, quantization_config
+    )
     with torch.device("meta"):
         model = MllmRetrieverModel(config)
     table = backbone.get_input_embeddings().weight.detach()
@@ -160,6 +164,7 @@ def mllm_model(
     model.adopt(backbone)
     model.config.backbone_config = backbone.config
     model.config.backbone_config.name_or_path = checkpoint
+    model.is_loaded_in_4bit = getattr(backbone, "is_loaded_in_4bit", False)  # read by peft
     return model.eval()
 
 

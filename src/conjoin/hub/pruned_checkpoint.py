@@ -43,7 +43,11 @@ def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
 
 
 def load_pruned_backbone(
-    checkpoint: str, config: PreTrainedConfig, dtype: torch.dtype | str, revision: str | None = None
+    checkpoint: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | str,
+    revision: str | None = None,
+    quantization_config: Any = None,  # noqa: ANN401
 ) -> PreTrainedModel:
     """Load the backbone that `config` describes from a deeper checkpoint.
 
@@ -52,6 +56,7 @@ def load_pruned_backbone(
         config: The backbone's configuration, with the language model already pruned.
         dtype: Dtype of the weights.
         revision: Branch, tag or commit on the Hub.
+        quantization_config: Of transformers, how to store the weights.
 
     Raises:
         FileNotFoundError: There are no safetensors weights, or a required shard is missing.
@@ -69,7 +74,8 @@ def load_pruned_backbone(
                 for name in names if names is not None else file.keys():
                     if keep(name):
                         tensors[name] = file.get_slice(name)  # read when copied into the model
-        settings = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
+        settings: dict[str, Any] = {"dtype": dtype, "quantization_config": quantization_config}
+        settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
         model, report = model_class.from_pretrained(None, config=config, state_dict=tensors, **settings)
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:

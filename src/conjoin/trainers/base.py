@@ -1,12 +1,14 @@
 """The base of all trainers: `embed` and `loss_terms` in one forward, in a `Trainer` that keeps its habits."""
 
 import copy
+import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from functools import partial
+from importlib.metadata import version
 from inspect import signature
 from itertools import permutations
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction, HubStrategy
 
+import conjoin
 from conjoin.data import EpochRows, PairCollator
 from conjoin.data.cells import is_missing
 from conjoin.data.collators import TEXT_IDS
@@ -40,12 +43,11 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.progress import shows_bars
 from conjoin.push import model_upload, push
-from conjoin.storage import FOLDER_CHECKSUMS, writing
+from conjoin.storage import FOLDER_CHECKSUMS, write_text, writing
 from conjoin.trainers.checkpoints import Checksums, check_checkpoint, last_checkpoint
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
-from conjoin.trainers.record import write_record
 from conjoin.trainers.sharded import Sharding
 from conjoin.trainers.shares import TermShares
 
@@ -389,7 +391,8 @@ class RetrievalTrainer(Trainer):
     ) -> None:
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        if not isinstance(encoder, self.model_class):
+        is_fitting = isinstance(encoder, self.model_class)
+        if not is_fitting:
             raise ValueError(
                 f"{type(self).__name__} reads states of tokens or prompts, which a {type(encoder).__name__} does not "
                 f"give; expected a {self.model_class.__name__}"
@@ -940,7 +943,17 @@ class RetrievalTrainer(Trainer):
                 self.processing_class.save_pretrained(folder)
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__.removesuffix("Trainer")).lower()
         source = getattr(self.encoder, "backbone", self.encoder).name_or_path
-        write_record(folder, self.args, self.state.log_history, trainer=name, model_name_or_path=source or None)
+        batch = self.args.per_device_train_batch_size * self.args.world_size
+        ran = {
+            "world_size": self.args.world_size,
+            "contrastive_batch": batch,
+            "effective_batch": batch * self.args.gradient_accumulation_steps,
+            "versions": {each: version(each) for each in ("torch", "transformers", "accelerate", "peft", "datasets")},
+            "conjoin": conjoin.__version__,
+        }
+        record = (self.args.recipe or {"trainer": name, "model_name_or_path": source or None}) | self.args.to_dict()
+        record |= {"ran": ran, "log": self.state.log_history}
+        write_text(Path(folder, "recipe.json"), json.dumps(record, indent=2, default=str) + "\n")
 
     def push_to_hub(  # type: ignore[override]
         self,

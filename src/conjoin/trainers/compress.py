@@ -170,7 +170,6 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
     agreed = {name: agreement(each, whole) for name, each in measured.items()}
     costs = {name: each.costs for name, each in measured.items()}
     last = f"R@{max(k for k in CUTOFFS if k <= count)}"
-
     rates = {name: [row[f"{each}, {last}"].value for each in DIRECTIONS] for name, row in scores.items()}
     means = {name: sum(both) / len(both) for name, both in rates.items()}
 

@@ -118,16 +118,16 @@ class CachedFeatures(EpochRows):
         inputs = processor([{"text": text} for text in words]).to(encoder.device)
         random = np.random.default_rng(0)  # one for all rows, in their order
 
+        def augmented(image: Any, name: str) -> Any:
+            return map_images(lambda one: augment_image(load_image(one, name), random), image)
+
         def of_images(chosen: list[int]) -> dict[str, Any]:
             some, found = [rows[index] for index in chosen], []
             names = [str(row.get("id", index)) for index, row in zip(chosen, some, strict=True)]
             for version in range(copies):
                 images = [row["image"] for row in some]
                 if version:
-                    images = [
-                        map_images(lambda one, name=name: augment_image(load_image(one, name), random), image)
-                        for image, name in zip(images, names, strict=True)
-                    ]
+                    images = [*map(augmented, images, names)]
                 batch = processor([{"image": image} for image in images], ids=names).to(encoder.device)
                 with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
                     found.append(encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype).float())
@@ -148,8 +148,9 @@ class CachedFeatures(EpochRows):
         stored = []
         with evaluation_mode(encoder), torch.inference_mode():  # no dropout in what is stored
             for part, (count, compute) in {"texts": (len(words), of_texts), "pixels": (len(rows), of_images)}.items():
-                options = {"key": key | {"part": part}, "batch_size": BATCH_SIZE, "args": args}
-                found = precompute(range(count), compute, folder, **options).with_format("numpy")[:]
+                found = precompute(
+                    range(count), compute, folder, key=key | {"part": part}, batch_size=BATCH_SIZE, args=args
+                ).with_format("numpy")[:]
                 stored.append({name: torch.from_numpy(column) for name, column in found.items()})
         self.texts, self.images = stored
         config, text = encoder.config, self.texts["text_features"]

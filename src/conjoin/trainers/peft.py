@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils import ModulesToSaveWrapper
@@ -36,11 +36,7 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
     trained, settings.modules_to_save = list(settings.modules_to_save or ()), None
     parts = [find_part(model, name, "modules_to_save") for name in trained]
     settings.target_modules = target_layers(model, settings)
-    model.requires_grad_(False)
-    inject_adapter_in_model(settings, model)
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # bfloat16 would round small updates away
-            parameter.data = parameter.data.float()
+    get_peft_model(model, settings)  # the model itself: its names stay, so what is saved is what it was
     for part in parts:
         part.requires_grad_(True)
 
@@ -77,21 +73,23 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     if not any(isinstance(module, TUNED) for module in model.modules()):
         return model
     merged = copy.deepcopy(model)
-    layers: list[tuple[str, Any]] = [
-        (path, module) for path, module in merged.named_modules() if isinstance(module, TUNED)
-    ]
-    for path, layer in layers:
+    layers: dict[str, Any] = {
+        path: module for path, module in merged.named_modules() if isinstance(module, TUNED) or _is_quantized(module)
+    }
+    for path, layer in layers.items():
         if isinstance(layer, ModulesToSaveWrapper):
             merged.set_submodule(path, layer.modules_to_save[layer.active_adapters[0]])
-            continue
-        base = layer.get_base_layer()
-        if base.weight.is_floating_point():
-            layer.merge()
-        else:
-            base = _merge_quantized(layer, base)
-        merged.set_submodule(path, base)
-    for module in merged.modules():  # else peft would still expect the adapters
+        elif not path.endswith(".base_layer"):
+            base = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+            if _is_quantized(base):  # merged as what it was, not quantised again
+                base = _whole_layer(base, layer)
+            else:
+                layer.merge()
+            merged.set_submodule(path, base)
+    for module in merged.modules():  # else peft would still expect the adapters, and transformers the quantisation
         vars(module).pop("peft_config", None)
+        if hasattr(config := getattr(module, "config", None), "quantization_config"):
+            del config.quantization_config
     return merged
 
 
@@ -125,40 +123,21 @@ def merge_lora_weights(model: nn.Module, weights: dict[str, Tensor]) -> dict[str
     return merged
 
 
-def quantize(model: Any, targets: LoraConfig, device: torch.device) -> None:
-    """Store the layers that adapters will be added to in 4 bits (NF4), as QLoRA does, in place.
-
-    Args:
-        model: The model.
-        targets: The adapters' configuration.
-        device: Where the layers will be.
-
-    Raises:
-        ImportError: bitsandbytes is not installed.
-    """
-    try:
-        from bitsandbytes.nn import Linear4bit, Params4bit
-    except ImportError as error:
-        raise ImportError("load_in_4bit needs bitsandbytes: pip install bitsandbytes") from error
-    for path in target_layers(model, targets):
-        linear: Any = model.get_submodule(path)
-        settings = {"compute_dtype": linear.weight.dtype, "quant_type": "nf4", "device": "meta"}
-        small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **settings)
-        small.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=small)
-        small.bias = linear.bias
-        model.set_submodule(path, small.to(device))
-    model.is_loaded_in_4bit = True  # read by peft
+def _is_quantized(module: nn.Module) -> bool:
+    """Whether a linear layer has its weights in 4 or 8 bits."""
+    return isinstance(module, nn.Linear) and not module.weight.is_floating_point()
 
 
-def _merge_quantized(layer: Any, base: Any) -> nn.Linear:
-    """Return a plain layer with the dequantised weights plus the update, not quantised again."""
-    from bitsandbytes.functional import dequantize_4bit
+def _whole_layer(base: Any, layer: Any) -> nn.Linear:
+    """Return a plain layer with the weights of a quantised one, plus the update of adapters on it."""
+    from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
     base.state_dict()  # restores the common weight layout if the CPU used another
-    weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    weight = dequantize_bnb_weight(base.weight, getattr(base, "state", None)).float()
+    for name in layer.active_adapters if isinstance(layer, BaseTunerLayer) else ():
+        weight += layer.get_delta_weight(name)
     plain = nn.Linear(base.in_features, base.out_features, base.bias is not None, device="meta")
-    updates = [layer.get_delta_weight(name) for name in layer.active_adapters]
-    plain.weight = nn.Parameter((weight.float() + sum(updates)).to(base.compute_dtype), requires_grad=False)
+    plain.weight = nn.Parameter(weight.to(getattr(base, "compute_dtype", None) or torch.float16), requires_grad=False)
     plain.bias = base.bias
     return plain
 

@@ -9,9 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accelerate import PartialState
+import torch
 from peft import LoraConfig
-from transformers import HfArgumentParser, PreTrainedModel, ProcessorMixin
+from transformers import BitsAndBytesConfig, HfArgumentParser, PreTrainedModel, ProcessorMixin
+from transformers.utils import is_bitsandbytes_available
 
 import conjoin
 from conjoin.data import DataArguments, load_sample_text_tower, load_sample_vision_tower, sample_image_processor
@@ -21,7 +22,7 @@ from conjoin.hub.build import TWO_TOWERS, image_text_processor, towers_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SentenceFilesMixin, check_processor_type
 from conjoin.trainers.base import RetrievalConfig
-from conjoin.trainers.peft import find_part, quantize
+from conjoin.trainers.peft import find_part
 
 TRAINERS = ("contrastive", "gcl", "puma_stage1", "puma_stage2", "solar_stage1", "solar_stage2", "coral")
 """The methods that a recipe names."""
@@ -62,7 +63,7 @@ class ModelArguments:
         lora_dropout: Dropout rate on the adapter's input.
         lora_target_modules: Last parts of names of linear layers, a regular expression of whole names, or all-linear.
         lora_modules_to_save: Parts of the model that are trained in full beside the adapters.
-        load_in_4bit: Store the adapted layers in 4 bits (QLoRA); needs bitsandbytes.
+        load_in_4bit: Load the linear layers of an MLLM in 4 bits, with adapters on them (QLoRA); needs bitsandbytes.
     """
 
     model_name_or_path: str | None = None
@@ -102,12 +103,20 @@ class ModelArguments:
             if name not in (None, SAMPLE):
                 check_is_made(str(name))
                 check_model(str(name))
+        given: Any = self.model_init_kwargs or {}
+        options: dict[str, Any] = dict(given)
+        if self.load_in_4bit:
+            if not self.use_peft:
+                raise ValueError("load_in_4bit freezes the layers that it stores in 4 bits; set use_peft: true")
+            if not is_bitsandbytes_available():
+                raise ImportError("load_in_4bit needs bitsandbytes: pip install bitsandbytes")
+            settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+            options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **settings)
         if self.model_name_or_path is not None:
             limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
-            options: Any = self.model_init_kwargs or {}
             model, processor = load_trainable(self.model_name_or_path, None, self.preset, limits, **options)
         else:
-            model, processor = self._composed()
+            model, processor = self._composed(options)
         if self.max_text_length is not None:
             processor.max_text_length = self.max_text_length  # of a saved model, too
         if self.input_type is not None:
@@ -115,11 +124,6 @@ class ModelArguments:
         if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
             processor.prompts = self.prompts  # type: ignore[assignment]  # a mapping, as it was parsed
         self.choose_parameters(model)
-        if self.load_in_4bit:
-            config = self.peft_config()
-            if config is None:
-                raise ValueError("load_in_4bit stores the layers with adapters in 4 bits; set use_peft: true")
-            quantize(model, config, PartialState().device)
         return model, processor
 
     def choose_parameters(self, model: PreTrainedModel) -> None:
@@ -149,7 +153,7 @@ class ModelArguments:
             modules_to_save=self.lora_modules_to_save or None,
         )
 
-    def _composed(self) -> tuple[Any, Any]:
+    def _composed(self, options: dict[str, Any]) -> tuple[Any, Any]:
         """A new model around two towers."""
         vision, text = self.vision_model_name_or_path, self.text_model_name_or_path
         if self.model_type not in TWO_TOWERS or vision is None or text is None:
@@ -157,7 +161,6 @@ class ModelArguments:
                 f"model_type={self.model_type!r} with the towers {vision!r} and {text!r}: name a model by "
                 "model_name_or_path, or joint_encoder or token_fusion and both towers"
             )
-        options: Any = self.model_init_kwargs or {}
         image_processor = sample_image_processor(self.image_size) if vision == SAMPLE else vision
         tower, tokenizer = load_sample_text_tower() if text == SAMPLE else (text, text)
         limit = self.max_text_length
