@@ -75,7 +75,7 @@ def test_the_terms_are_a_loop_over_targets(folder, tmp_path, keep_layers, readou
     with torch.no_grad():
         terms = trainer.model(**batch)
         embeddings = trainer.embed(trainer.encoder, batch)
-        seeds = batch["mask_seeds"]
+        seeds = batch["mask_seed"]
         expected = naive_terms(trainer, embeddings, seeds)
         own, other = (naive_terms(trainer, embeddings, seeds, 4, shift) for shift in (0, 1))
         queries, positives = (trainer.encoder(**batch[part]).pooler_output for part in ("queries", "positives"))

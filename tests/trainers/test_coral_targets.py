@@ -105,13 +105,13 @@ def test_masks_follow_the_epoch_and_the_row(mllm_checkpoints, tmp_path):
     rows = trainer.train_dataset
 
     def seeds():
-        return trainer.data_collator([rows[i] for i in range(4)])["mask_seeds"].tolist()
+        return trainer.data_collator([rows[i] for i in range(4)])["mask_seed"].tolist()
 
     first = seeds()
     assert first == seeds() and len(set(first)) == 4
     rows.epoch = 1
     assert not set(first) & set(seeds())
-    assert "mask_seeds" not in trainer.data_collator([Products(1)[0]])  # a stream
+    assert "mask_seed" not in trainer.data_collator([Products(1)[0]])  # a stream
 
 
 @pytest.mark.parametrize("attended", [[0, 2], [1], []])

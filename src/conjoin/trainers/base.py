@@ -582,7 +582,9 @@ class RetrievalTrainer(Trainer):
         if isinstance(rows, Mapping):
             columns = [*rows.values()]
             known = {*self.needed_columns, *(old for old in self._columns.values() if isinstance(old, str))}
-            if not {*rows} & known and not all(isinstance(each, list) and not _is_row(each[:1]) for each in columns):
+            first = next((each[0] for each in columns if isinstance(each, list) and each), None)
+            is_row = isinstance(first, Mapping) and not {*first} <= {"bytes", "path"}  # and no cell of pictures
+            if not {*rows} & known and (is_row or not all(isinstance(each, list) for each in columns)):
                 return {each: self.read_rows(value, f"{name}[{each!r}]") for each, value in rows.items()}
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*columns, strict=True)]
         return None if rows is None else self.rename_columns(rows)
@@ -1066,11 +1068,6 @@ def named_row(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, A
     several = {new: [row[each] for each in old] for new, old in columns.items() if not isinstance(old, str)}
     joined = {new: " ".join(str(text) for text in texts if not is_missing(text)) for new, texts in several.items()}
     return dict(row) | {new: row[old] for new, old in columns.items() if isinstance(old, str)} | joined
-
-
-def _is_row(values: list[Any]) -> bool:
-    """Whether the first value of a list is a row, and no cell of a column."""
-    return bool(values) and isinstance(values[0], Mapping) and not {*values[0]} <= {"bytes", "path"}
 
 
 def _cut(value: Tensor, width: int) -> Tensor:

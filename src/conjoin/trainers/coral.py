@@ -10,9 +10,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
+from transformers import AutoConfig, PreTrainedModel
 
-from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import QueryRows
 from conjoin.hub.pruned_checkpoint import fetch_small_files, find_shards
 from conjoin.losses import embedding_reconstruction, mean_over_devices, mean_over_rows, token_reconstruction
@@ -102,16 +101,6 @@ class SeededRows(QueryRows):
         return super().__getitem__(index) | {SEED: int(self.numpy_random(index, 1).integers(2**62))}
 
 
-class SeedCollator(RetrievalCollator):
-    """Adds `mask_seeds` `(N,)` to a batch of rows that have seeds, which those of a stream do not."""
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        batch = super().__call__(rows)
-        if SEED in rows[0]:
-            batch["mask_seeds"] = torch.tensor([row[SEED] for row in rows])
-        return batch
-
-
 class CoralTrainer(QueryCandidateTrainer):
     """Trains an MLLM retriever on queries and candidates by Coral (Sec. 4.1).
 
@@ -153,10 +142,6 @@ class CoralTrainer(QueryCandidateTrainer):
         self.frame = PromptFrame.of(processor)
         self.language_head = find_language_head(self.encoder, self.args)
 
-    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
-        """Return what maps rows to a batch with the seeds of their masks."""
-        return SeedCollator(processor)
-
     def make_loss(self, model: PreTrainedModel, args: CoralConfig) -> nn.ModuleDict:
         """Return the decoders."""
         width = model.config.get_text_config().hidden_size
@@ -197,7 +182,7 @@ class CoralTrainer(QueryCandidateTrainer):
             lambda cut: {"contrastive_loss": query_info_nce(cut, inputs, self.args.temperature)}, embeddings
         )
         count, size = len(embeddings["positives"]), self.args.decoded_rows
-        seeds = inputs.get("mask_seeds")
+        seeds = inputs.get(SEED)
         seeds = torch.randint(2**62, (count,)) if seeds is None else seeds
         for name in self.loss:
             for term, weight in self.args.weights.items():

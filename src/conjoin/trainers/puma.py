@@ -1,6 +1,6 @@
 """PUMA: trains a layer-pruned MLLM retriever, first by self-distillation, then with the MAC loss."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -10,7 +10,6 @@ import datasets
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import QueryTable, RetrievalCollator
 from conjoin.hub import check_model, load_trainable
@@ -138,7 +137,10 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         return teacher.requires_grad_(False).eval().to(self.args.device)
 
     def _cached_states(self, whole: MllmRetrieverModel | None) -> datasets.Dataset:
-        """Return the teacher's states `{"teacher_queries": (D,), "teacher_positives": (D,)}` of each training row."""
+        """Return the teacher's states `{"teacher_queries": (D,), "teacher_positives": (D,)}` of each training row.
+
+        They reach the loss by their names, as every column of numbers.
+        """
         data: Any = self.train_dataset
         if isinstance(getattr(data, "rows", None), QueryTable):
             data.rows = data.rows.texts() or data.rows
@@ -172,10 +174,6 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         folder, size = str(self.args.teacher_cache), self.args.per_device_eval_batch_size
         states = precompute(texts, compute, folder, key=key, batch_size=size, args=self.args)
         return states.rename_columns({part: f"teacher_{part}" for part in TAUGHT})
-
-    def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
-        """Return what maps rows to a batch with the cached states of the teacher, where rows have them."""
-        return partial(_collate_states, super().make_collator(processor, model, args))
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the raw embeddings of the given parts, and `teacher_queries` ... by a teacher that runs."""
@@ -314,9 +312,3 @@ class PumaStage2Trainer(QueryCandidateTrainer):
         temperatures = {"temperature": inter, "hard_temperature": intra}
         metrics = {name: torch.tensor(value, device=loss.device) for name, value in temperatures.items()}
         return {"mac_loss": loss, **metrics, "same_modality_rate": same}
-
-
-def _collate_states(collator: Callable[[Any], dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a batch with the teacher's states `teacher_queries` `(N, D)` ... where rows have them."""
-    names = [f"teacher_{part}" for part in TAUGHT if f"teacher_{part}" in rows[0]]
-    return collator(rows) | {name: torch.tensor([row[name] for row in rows]) for name in names}
