@@ -8,7 +8,7 @@ from typing import Any, Literal
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, HTTPError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
@@ -194,8 +194,11 @@ def check_sizes(folder: Path) -> None:
     if not (folder / "config.json").is_file() or not (single.is_file() or index.is_file()):
         return
     if single.is_file():
-        with safe_open(str(single), "numpy") as opened:
-            files, tensors = {single}, len(opened.keys())
+        try:
+            with safe_open(str(single), "numpy") as opened:
+                files, tensors = {single}, len(opened.keys())
+        except SafetensorError:  # its checksum, or what loads it, says more
+            return
     else:
         shards = read_json(index)["weight_map"]
         files, tensors = {folder / shard for shard in shards.values()}, len(shards)
