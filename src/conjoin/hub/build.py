@@ -164,7 +164,7 @@ def mllm_model(
     model.adopt(backbone)
     model.config.backbone_config = backbone.config
     model.config.backbone_config.name_or_path = checkpoint
-    model.is_loaded_in_4bit = getattr(backbone, "is_loaded_in_4bit", False)  # read by peft
+    vars(model)["is_loaded_in_4bit"] = getattr(backbone, "is_loaded_in_4bit", False)  # read by peft
     return model.eval()
 
 

@@ -88,7 +88,8 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
             merged.set_submodule(path, base)
     for module in merged.modules():  # else peft would still expect the adapters, and transformers the quantisation
         vars(module).pop("peft_config", None)
-        if hasattr(config := getattr(module, "config", None), "quantization_config"):
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "quantization_config"):
             del config.quantization_config
     return merged
 
