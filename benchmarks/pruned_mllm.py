@@ -28,7 +28,6 @@ import argparse
 import contextlib
 import copy
 import json
-import math
 import platform
 import random
 import statistics
@@ -46,14 +45,12 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from conjoin.hub import pruned_checkpoint
 from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.models.shortcuts import Shortcuts, make_readable
@@ -255,32 +252,6 @@ def ratio(slower: list[tuple[float, float]], faster: list[tuple[float, float]], 
     return statistics.median(first[clock] / second[clock] for first, second in zip(slower, faster, strict=True))
 
 
-class CountedReads:
-    """Replaces `safe_open` and counts the bytes of every tensor that is read."""
-
-    total = 0
-
-    def __init__(self, path: str, framework: str) -> None:
-        self.context = safe_open(path, framework=framework)
-
-    def __enter__(self) -> "CountedReads":
-        self.file = self.context.__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.context.__exit__(*details)
-
-    def keys(self) -> list[str]:
-        """Names of all tensors in the file."""
-        return self.file.keys()
-
-    def get_slice(self, name: str) -> object:
-        """A tensor; it is read when it is copied."""
-        part = self.file.get_slice(name)
-        CountedReads.total += (2 if part.get_dtype() in ("BF16", "F16") else 4) * math.prod(part.get_shape())
-        return part
-
-
 def resident_bytes(name: str) -> int:
     """Resident memory of this process, now (`VmRSS`) or at its peak (`VmHWM`), as Linux reports it."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
@@ -298,9 +269,9 @@ def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespac
         forward: Forward = StockForward(Qwen2VLForConditionalGeneration.from_pretrained(folder).eval(), True, True)
         read = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
-        pruned_checkpoint.safe_open = CountedReads
-        forward = Retriever(mllm_model(folder, KEEP if model == "pruned" else None), Shortcuts())
-        read = CountedReads.total
+        retriever = mllm_model(folder, KEEP if model == "pruned" else None)
+        forward = Retriever(retriever, Shortcuts())
+        read = sum(each.numel() * each.element_size() for each in retriever.parameters())  # no other tensor is read
     loaded = time.perf_counter() - start
     with torch.no_grad():
         forward(batch)

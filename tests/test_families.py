@@ -14,6 +14,7 @@ import torch
 import transformers
 from PIL import Image
 from sentence_transformers import SentenceTransformer
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from conjoin.hub import load_trainable, model_kind
@@ -54,7 +55,8 @@ def shown(error):
 def try_family(name, folder):
     """The steps that worked: an item alone has the vector that it has in a batch, and so on."""
     torch.manual_seed(0)
-    is_bare = model_kind(folder) == "tower" and not is_two_towers(folder)  # else of a class of this package
+    is_own = is_two_towers(AutoConfig.from_pretrained(folder))  # of a class of this package
+    is_bare = model_kind(folder) == "tower" and not is_own
     options = {"pooling": "last"} if is_bare else {}
     done, items = {}, ["a text", Image.effect_noise((48, 48), 90).convert("RGB")]
     items.append({"text": "more words", "image": items[1]})

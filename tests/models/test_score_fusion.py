@@ -114,7 +114,7 @@ def test_from_a_name_a_folder_or_a_loaded_model(name, kind, tiny_checkpoints):
 
 
 def test_one_tower_is_not_enough(tiny_checkpoints):
-    message = "'bert' does not have a vision and a text tower; expected a two-tower model such as CLIP or SigLIP"
+    message = "is a 'bert'; expected two towers such as CLIP or SigLIP"
     with pytest.raises(ValueError, match=message):
         score_fusion_model(tiny_checkpoints["bert"])
 

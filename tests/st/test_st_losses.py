@@ -1,5 +1,7 @@
 """Our losses in sentence-transformers: equal to the plain functions, to its own loss, and trained by its trainer."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,9 @@ from sentence_transformers.sentence_transformer.losses import CachedMultipleNega
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import Qwen3Config, Qwen3Model
 
-from conjoin.hub import export
+from conjoin.hub import cut_checkpoint, export
 from conjoin.losses import gcl, info_nce, mac, mac_hard_temperature, multi_positive, self_distillation
 from conjoin.st import losses
-from conjoin.st.pruning import prune
 from tiny_embedders import save_embedder
 from tiny_mllms import CHAT, tokenizer
 from tiny_training import make_encoder
@@ -42,7 +43,13 @@ def decoder(tmp_path):
     network.save_pretrained(tmp_path / "decoder")
     tokenizer(CHAT).save_pretrained(tmp_path / "decoder")
     modules = [Transformer(str(tmp_path / "decoder")), Pooling(32, "lasttoken"), Normalize()]
-    return SentenceTransformer(modules=modules, device="cpu")
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "embedder"))
+    return SentenceTransformer(str(tmp_path / "embedder"), device="cpu")
+
+
+def cut(folder):
+    with cut_checkpoint(folder, 2) as small:
+        return SentenceTransformer(str(small), device="cpu")
 
 
 def features(model, count):
@@ -100,8 +107,8 @@ def test_multi_positive_is_the_plain_function_with_a_mask(model):
     assert loss(features(model, 5)) != loss(features(model, 5), labels)
 
 
-def test_self_distillation_is_the_plain_functions(decoder):
-    student = prune(decoder, 2).eval()
+def test_self_distillation_is_the_plain_functions(decoder, tmp_path):
+    student = cut(tmp_path / "embedder").eval()
     loss = losses.CachedSelfDistillationLoss(student, decoder, distill_weight=0.3, mini_batch_size=2)
     (q, p, n), (tq, tp, tn) = (embeddings(each, 3) for each in (student, decoder))
     distance = (self_distillation(q, tq, p, tp, "cosine") + self_distillation(q, tq, n, tn, "cosine")) / 2
@@ -144,10 +151,11 @@ def test_the_library_trains_our_export_by_gcl_and_stock_clip_by_mac(tiny_checkpo
 def test_a_pruned_model_learns_to_embed_as_the_whole(kind, decoder, tmp_path, without_video):
     teacher, items, positives = decoder, ["query 3", "right one 5"], TEXTS[1]
     if kind != "decoder":
+        shutil.rmtree(tmp_path / "embedder")
         save_embedder(tmp_path / "embedder")
         teacher = SentenceTransformer(str(tmp_path / "embedder"), device="cpu")
         items, positives = [*items, PICTURES[1]], PICTURES
-    student = prune(teacher, 2)
+    student = cut(tmp_path / "embedder")
     whole, before = teacher.encode(items, batch_size=1), student.encode(items, batch_size=1)
     loss = losses.CachedSelfDistillationLoss(student, teacher, mini_batch_size=4)
     train(student, loss, {"query": TEXTS[0], "positive": positives}, tmp_path / "run", steps=25)

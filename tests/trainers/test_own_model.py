@@ -133,9 +133,9 @@ def test_a_model_without_two_towers_or_a_room_is_refused(make, tiny_checkpoints,
     for model, message in (
         (
             BertModel.from_pretrained(tiny_checkpoints["bert"]),
-            "BertModel has no get_image_features: expected two towers",
+            "BertModel has no get_image_features and get_text_features; expected two towers",
         ),
-        (mllm_checkpoints("qwen2_vl")[1], "has no get_text_features: expected two towers such as CLIP"),
+        (mllm_checkpoints("qwen2_vl")[1], "and get_text_features; expected two towers such as CLIP"),
         (tiny_checkpoints["bert"], "a 'bert' does not say how the states of its tokens become one vector"),
         (prompts, "PROMPT_TUNING of peft adds prompts; expected adapters"),
     ):

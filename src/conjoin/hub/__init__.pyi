@@ -14,5 +14,6 @@ from conjoin.hub.load import (
     load_trainable as load_trainable,
 )
 from conjoin.hub.onnx_export import export_onnx as export_onnx
+from conjoin.hub.pruned_checkpoint import cut_checkpoint as cut_checkpoint
 from conjoin.hub.save import export as export
 from conjoin.hub.stock import export_stock as export_stock, save_model as save_model

@@ -15,10 +15,11 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from conjoin.hub.pruned_checkpoint import fetch_small_files, load_pruned_backbone
+from conjoin.hub.folder import has_both_features, is_two_towers
+from conjoin.hub.pruned_checkpoint import cut_checkpoint, fetch_small_files, new_name
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
-from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES, keep_first_layers
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES, cut_layers
 from conjoin.models.modeling_towers import TowersModel
 from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -40,6 +41,10 @@ TEMPLATES = {
     "qwen3_vl": _QWEN,
 }
 """The text around the parts of an item, and what stands for an image, by architecture."""
+_EXPECTED = (
+    "expected two towers such as CLIP or SigLIP, a model of this package, or an MLLM of a supported architecture "
+    f"({', '.join(ARCHITECTURES)})"
+)
 
 
 def from_mllm(
@@ -153,9 +158,16 @@ def mllm_model(
     fields = {"keep_layers": keep_layers, "ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)}
     config = configure(MllmRetrieverConfig, fields | config_kwargs, backbone_config=backbone_config)
     stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
-    backbone: Any = load_pruned_backbone(
-        checkpoint, config.backbone_config, dtype or stored, revision, quantization_config
-    )
+    settings: dict[str, Any] = {"dtype": dtype or stored, "quantization_config": quantization_config}
+    settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
+    with cut_checkpoint(checkpoint, keep_layers, revision=revision) as cut:
+        backbone, report = AutoModel.from_pretrained(cut, config=config.backbone_config, **settings)
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if wrong:
+        raise ValueError(
+            f"{checkpoint!r} is not a checkpoint of {backbone.config.model_type!r} with these sizes: "
+            f"{len(wrong)} weights are missing or of another shape, {wrong[:3]} ..."
+        )
     with torch.device("meta"):
         model = MllmRetrieverModel(config)
     table = backbone.get_input_embeddings().weight.detach()
@@ -174,14 +186,15 @@ def prune(model: MllmRetrieverModel, keep_layers: int, keep_last: bool = False) 
     Raises:
         ValueError: It has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
     """
-    config = keep_first_layers(model.config.backbone_config, keep_layers)
-    layers: Any = model.text_model.layers
-    copies: dict[int, Any] = {id(model.backbone.config): config, id(model.text_model.config): config.get_text_config()}
-    kept = [*layers[: keep_layers - 1], layers[-1]] if keep_last else [*layers[:keep_layers]]
-    copies[id(layers)] = nn.ModuleList(copy.deepcopy(kept, copies))
-    copies[id(layers)][-1].self_attn.layer_idx = keep_layers - 1
-    pruned = copy.deepcopy(model, copies)
-    pruned.config.backbone_config, pruned.config.keep_layers = config, keep_layers
+    config = copy.deepcopy(model.config)
+    config.backbone_config, kept = cut_layers(config.backbone_config, keep_layers, keep_last)
+    config.keep_layers = keep_layers
+    names = {name: new_name(name, kept) for name in model.state_dict()}
+    state = {names[name]: value.clone() for name, value in model.state_dict().items() if names[name] is not None}
+    pruned: MllmRetrieverModel = MllmRetrieverModel.from_pretrained(
+        None, config=config, state_dict=state, dtype=model.dtype
+    )
+    pruned.config.dtype, pruned.config.name_or_path = model.config.dtype, model.name_or_path
     return pruned
 
 
@@ -319,13 +332,13 @@ def score_fusion_model(checkpoint: str | Path | nn.Module, **config_kwargs: Any)
     loaded: Any = checkpoint
     if isinstance(checkpoint, str | Path):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-        if {"vision_config", "text_config"} <= {*config.sub_configs}:
-            with torch.device("meta"):  # its weights are not needed to know that it has no two towers
-                check_two_towers(AutoModel.from_config(config))
-            loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
-            config = loaded.config
+        if not is_two_towers(config):
+            raise ValueError(f"{str(checkpoint)!r} is a {config.model_type!r}; {_EXPECTED}")
+        loaded = AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
+        config = loaded.config
+    elif not has_both_features(loaded):
+        raise ValueError(f"{type(loaded).__name__} has no get_image_features and get_text_features; {_EXPECTED}")
     else:
-        check_two_towers(loaded)
         config = copy.deepcopy(getattr(loaded, "config", None))
     with torch.device("meta"):
         model = ScoreFusionModel(configure(ScoreFusionConfig, config_kwargs, backbone_config=config))
@@ -334,20 +347,6 @@ def score_fusion_model(checkpoint: str | Path | nn.Module, **config_kwargs: Any)
         for parameter in loaded.parameters(recurse=False):
             parameter.requires_grad_(False)
     return model
-
-
-def check_two_towers(model: nn.Module) -> None:
-    """Refuse a model that does not embed images and texts.
-
-    Raises:
-        ValueError: It has no `get_image_features` or no `get_text_features`.
-    """
-    lacking = [name for name in ("get_image_features", "get_text_features") if not hasattr(model, name)]
-    if lacking:
-        raise ValueError(
-            f"{type(model).__name__} has no {lacking[0]}: expected two towers such as CLIP or SigLIP, a model of this "
-            f"package, or an MLLM of a supported architecture ({', '.join(ARCHITECTURES)})"
-        )
 
 
 def towers_model(

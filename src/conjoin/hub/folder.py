@@ -9,7 +9,7 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, ProcessorMixin
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
 from conjoin.constants import SAMPLE_MODEL
@@ -131,11 +131,15 @@ def check_model(name: str | Path, revision: str | None = None) -> None:
         raise FileNotFoundError(f"{problem}there is no such folder, and not on the hub: {reason}") from error
 
 
-def is_two_towers(path: str | Path, revision: str | None = None) -> bool:
-    """Whether a bare checkpoint has a tower for images and one for texts that were trained for each other (CLIP)."""
-    with loading(path, revision):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, revision=revision)
-    return hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features")
+def is_two_towers(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint has a tower for images and one for texts that were trained for each other (CLIP)."""
+    features_of_tokens = ("blip-2", "flava")  # which `get_text_features` of theirs returns
+    return config.model_type not in features_of_tokens and has_both_features(MODEL_MAPPING.get(type(config), None))
+
+
+def has_both_features(model: Any) -> bool:  # noqa: ANN401 - a module or its class
+    """Whether a model gives features of images and of texts."""
+    return all(hasattr(model, name) for name in ("get_image_features", "get_text_features"))
 
 
 def adapter_base(path: str | Path, revision: str | None = None) -> str:

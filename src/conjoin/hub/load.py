@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from peft import PeftModel
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, PreTrainedModel, ProcessorMixin
+from transformers import AutoConfig, AutoModel, PreTrainedModel, ProcessorMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
-from conjoin.hub.folder import MODELS, adapter_base, is_two_towers, loading, local_model, model_kind, model_type
+from conjoin.hub.folder import MODELS, Kind, adapter_base, is_two_towers, loading, local_model, model_kind, model_type
 from conjoin.hub.onnx_model import load_onnx_model
 from conjoin.hub.pruned_checkpoint import cut_checkpoint
 from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor, load_sentence_model, load_tower
@@ -61,25 +61,38 @@ def load_any(
     says_pooling = kind == "embedder" or preset is not None
     if given and (kind in ("own", "onnx", "sentence-transformers") or (pooling is not None and says_pooling)):
         raise ValueError(f"{given}: the model {str(path)!r} says itself how it is read and pools; leave it out")
-    if kind == "own":
-        return load_model(path, revision)
     if kind == "onnx":
         return load_onnx_model(path, revision), load_processor(path, revision)
-    check_checksums(Path(path), REMEDY)
     if kind == "adapter":
+        check_checksums(Path(path), REMEDY)
         model, processor = load_any(adapter_base(path, revision), None, pooling, preset, trust_remote_code)
         with loading(path, revision):
             merge_adapter(model.body if isinstance(model, SentenceModel) else model, path, revision)
         return model, processor
-    if preset is not None or kind == "embedder":
-        with loading(path, revision), suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
-            return load_embedder(path, preset=preset, revision=revision)
-    if kind in ("embedder", "sentence-transformers"):
-        return load_sentence_model(path, trust_remote_code, revision)
     if kind == "mllm" and pooling in ("mean", "last"):
         with loading(path, revision):
             return from_mllm(path, revision=revision, readout=pooling)
-    return load_tower(path, pooling, trust_remote_code, revision)
+    saved = _load_saved(path, kind, preset, trust_remote_code, revision=revision)
+    return saved or load_tower(path, pooling, trust_remote_code, revision)
+
+
+def _load_saved(
+    path: str | Path,
+    kind: Kind,
+    preset: str | None,
+    trust_remote_code: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Any, Any] | None:
+    """Load a model that says itself how it embeds; None for a bare checkpoint."""
+    revision = options.get("revision")
+    if kind == "own":
+        return load_model(path, revision)
+    check_checksums(Path(path), REMEDY)
+    if kind == "embedder" or preset is not None:
+        with loading(path, revision), suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
+            return load_embedder(path, preset=preset, **options)
+    is_library = kind in ("embedder", "sentence-transformers")
+    return load_sentence_model(path, trust_remote_code, revision) if is_library else None
 
 
 def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
@@ -179,57 +192,31 @@ def _load_trainable(
     """Load what a folder or a repository holds, to train it."""
     name, revision = local_model(path), options.get("revision")
     kind = model_kind(name, revision)
-    if kind in ("sentence-transformers", "tower") and options.get("keep_layers") is not None:
-        kept, keep_last = options.pop("keep_layers"), options.pop("keep_last", False)
-        return load_cut(name, revision, kept, keep_last, **options)
+    keep_layers, keep_last = options.get("keep_layers"), options.pop("keep_last", False)
+    if kind in ("sentence-transformers", "tower") and keep_layers is not None:
+        options = {name: value for name, value in options.items() if name not in ("keep_layers", "revision")}
+        with cut_checkpoint(name, keep_layers, keep_last, revision) as folder:
+            with reading(f"{str(path)!r} with {keep_layers} layers", "some weights may be for all layers", (OSError,)):
+                model, processor = load_trainable(folder, **options)
+        model.source, model.config._name_or_path = (path, revision), str(path)
+        return model, processor
     if kind in ("own", "sentence-transformers") and (unread := sorted({*options} - {"revision"})):
         raise ValueError(f"model_init_kwargs: {unread[0]!r} configures a new model, but {str(path)!r} is a saved one")
-    if kind == "own":
-        return load_model(name, revision=revision)
-    if kind == "embedder" or preset is not None:
-        with suppress(UnsupportedEmbedderError):
-            return load_embedder(name, preset=preset, processor=dict(limits or {}), **options)
-    if kind in ("embedder", "sentence-transformers"):
-        return load_sentence_model(name, revision=revision)
-    if kind == "mllm":
-        return from_mllm(name, processor=limits, **options)
-    if kind != "tower":
+    if kind in ("onnx", "adapter"):
         expected = "the model itself" if kind == "onnx" else "adapters and their model as one (conjoin export)"
         raise ValueError(f"{str(path)!r} is an {kind} and cannot be trained; expected {expected}")
-    if is_two_towers(name, revision):
+    reader = {"processor": dict(limits or {})} if kind == "embedder" or preset is not None else {}
+    if (saved := _load_saved(name, kind, preset, False, **options, **reader)) is not None:
+        return saved
+    if kind == "mllm":
+        return from_mllm(name, processor=limits, **options)
+    with loading(name, revision):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, revision=revision)
+    if is_two_towers(config):
         model = score_fusion_model(name, **options)
         return model, image_text_processor(name, name) if wants_processor else None
-    is_mllm = model_type(name, revision) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    is_mllm = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     return load_tower(name, **({"pooling": "last"} if is_mllm else {}) | options)
-
-
-def load_cut(
-    path: str | Path,
-    revision: str | None,
-    keep_layers: int,
-    keep_last: bool = False,
-    **options: Any,  # noqa: ANN401
-) -> tuple[SentenceModel, SentenceProcessor]:
-    """Load a model that sentence-transformers reads with fewer layers of its language model; see `cut_checkpoint`.
-
-    Args:
-        path: A folder of sentence-transformers, or a bare checkpoint.
-        revision: Branch, tag or commit of the repository.
-        keep_layers: Number of layers.
-        keep_last: Keep the first `keep_layers - 1` and the last one.
-        options: As for `load_trainable`.
-
-    Raises:
-        FileNotFoundError: There is no such model.
-        ValueError: It has fewer layers, or cannot be cut.
-    """
-    options = {name: value for name, value in options.items() if name != "revision"}
-    with cut_checkpoint(path, keep_layers, keep_last, revision) as folder:
-        with reading(f"{str(path)!r} with {keep_layers} layers", "some weights may be for all layers", (OSError,)):
-            model, processor = load_trainable(folder, **options)
-    model.source = (path, revision)
-    model.config._name_or_path = str(path)
-    return model, processor
 
 
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:

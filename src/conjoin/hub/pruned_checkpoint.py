@@ -1,24 +1,24 @@
 """Partial loading of a checkpoint: only the kept layers, and the files that hold them, are read."""
 
 import json
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig
 
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import cut_layers
 from conjoin.storage import read_json, reading
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
+SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "[0-9]_*/*.safetensors"]
 
 _LAYER = re.compile(r"^(?!.*(?:vision|visual|image|audio|sampler|qformer|connector|projector|mtp))"
                     r"((?:\w+\.)*?layers?\.)(\d+)\.")  # fmt: skip
@@ -29,7 +29,7 @@ _HEAD = re.compile(r"^(?:model\.|language_model\.)*lm_head\.")
 
 
 def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
-    """Return the folder of a checkpoint; for one on the Hub, download everything except the weights.
+    """Return the folder of a checkpoint; for one on the Hub, download everything but its own weights.
 
     Raises:
         FileNotFoundError: There is no such folder, and the Hub download fails.
@@ -40,50 +40,6 @@ def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(checkpoint, revision=revision, allow_patterns=SMALL_FILES))
     except (OSError, ValueError) as error:  # absent, unreachable or an invalid Hub name
         raise FileNotFoundError(f"there is no folder {checkpoint!r}, and the Hub download failed: {error}") from error
-
-
-def load_pruned_backbone(
-    checkpoint: str,
-    config: PreTrainedConfig,
-    dtype: torch.dtype | str,
-    revision: str | None = None,
-    quantization_config: Any = None,  # noqa: ANN401
-) -> PreTrainedModel:
-    """Load the backbone that `config` describes from a deeper checkpoint.
-
-    Args:
-        checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-        config: The backbone's configuration, with the language model already pruned.
-        dtype: Dtype of the weights.
-        revision: Branch, tag or commit on the Hub.
-        quantization_config: Of transformers, how to store the weights.
-
-    Raises:
-        FileNotFoundError: There are no safetensors weights, or a required shard is missing.
-        ValueError: The checkpoint lacks weights of the backbone or has other sizes, so it belongs to another model; or
-            a shard is damaged.
-    """
-    keep = partial(_is_kept, depth=config.get_text_config().num_hidden_layers)
-    folder, shards = find_shards(checkpoint, keep, revision)
-    model_class: Any = AutoModel._model_mapping[type(config)]
-    with ExitStack() as files:
-        tensors = {}
-        for shard, names in shards.items():
-            with reading(folder / shard):
-                file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
-                for name in names if names is not None else file.keys():
-                    if keep(name):
-                        tensors[name] = file.get_slice(name)  # read when copied into the model
-        settings: dict[str, Any] = {"dtype": dtype, "quantization_config": quantization_config}
-        settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
-        model, report = model_class.from_pretrained(None, config=config, state_dict=tensors, **settings)
-    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if wrong:
-        raise ValueError(
-            f"{checkpoint!r} is not a checkpoint of {config.model_type!r} with these sizes: "
-            f"{len(wrong)} weights are missing or of another shape, {wrong[:3]} ..."
-        )
-    return model
 
 
 def find_shards(
@@ -117,105 +73,89 @@ def find_shards(
     return folder, shards
 
 
-def _is_kept(name: str, depth: int) -> bool:
-    """Whether a checkpoint's tensor belongs to the first `depth` layers, or to no layer and not to the head."""
-    layer = _LAYER.match(name)
-    return int(layer[2]) < depth if layer else not _HEAD.match(name)
-
-
 @contextmanager
 def cut_checkpoint(
-    checkpoint: str | Path, keep_layers: int, keep_last: bool = False, revision: str | None = None
+    checkpoint: str | Path, keep_layers: int | None = None, keep_last: bool = False, revision: str | None = None
 ) -> Iterator[Path]:
     """Yield a temporary folder with a checkpoint of fewer layers, which loads as the whole one does.
 
-    Its weights are links, copies with `keep_last`. Shards of deeper layers alone are neither downloaded nor opened.
-    The final norm stays.
+    Its weights are links; only where layers get other numbers, or a weight is for all layers, are they copies. Shards
+    of other layers or of the head alone are neither downloaded nor opened. The final norm stays.
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-        keep_layers: Number of layers of the language model.
+        keep_layers: Number of layers of the language model; all when None.
         keep_last: Keep the first `keep_layers - 1` and the last one, in place of the first `keep_layers`.
         revision: Branch, tag or commit on the Hub.
 
     Raises:
         FileNotFoundError: There is no such checkpoint, or a shard is missing.
-        ValueError: It has fewer layers, or none by the names of its weights; or image features enter deeper layers.
+        ValueError: It has fewer layers, or none by the names of its weights; image features enter deeper layers; or a
+            shard is damaged.
     """
     source = fetch_small_files(str(checkpoint), revision)
-    config: Any = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    depth, kind = config.get_text_config().num_hidden_layers, config.model_type
-    least = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or [0])
-    if not least <= keep_layers <= depth:
-        raise ValueError(f"keep_layers={keep_layers} of a {kind!r}; expected {least} to {depth}: it has {depth} layers"
-                         + (f", and image features enter the first {least}" if least > 1 else ""))  # fmt: skip
-    kept = [*range(keep_layers - 1), depth - 1 if keep_last else keep_layers - 1]
-    needed = partial(_is_kept, depth=depth if keep_last else keep_layers)
-    folder, shards = find_shards(str(checkpoint), needed, revision)
-    with tempfile.TemporaryDirectory() as work, ExitStack() as files:
+    whole = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config, kept = cut_layers(whole, keep_layers, keep_last)
+    depth = whole.get_text_config().num_hidden_layers
+    folder, shards = find_shards(str(checkpoint), lambda name: new_name(name, kept) is not None, revision)
+    with tempfile.TemporaryDirectory() as work:
         names: dict[str, str] = {}
         for number, shard in enumerate(shards):
             with reading(folder / shard):
-                opened = files.enter_context(safe_open(str(folder / shard), framework="pt"))
-            moved = {}  # the new name of each kept tensor
-            for name in opened.keys():
-                layer = _LAYER.match(name)
-                if layer is None:
-                    moved[name] = name
-                elif int(layer[2]) in kept:
-                    moved[name] = f"{layer[1]}{kept.index(int(layer[2]))}.{name[layer.end() :]}"
-            link = f"part-{number}.safetensors"
-            names |= dict.fromkeys(moved.values(), link)
-            if moved and (keep_last or any(word in name for name in moved for word in _OF_ALL_LAYERS)):
-                tensors = {
-                    new: _rows_of_layers(opened.get_tensor(name), new, depth, kept) for name, new in moved.items()
-                }
-                save_file(tensors, Path(work, link))
-            elif moved:
-                Path(work, link).symlink_to((folder / shard).resolve())
+                opened = safe_open(str(folder / shard), framework="pt")
+            with opened:
+                moved = {name: new for name in opened.keys() if (new := new_name(name, kept)) is not None}
+                names |= dict.fromkeys(moved.values(), link := f"part-{number}.safetensors")
+                is_same = all(
+                    name == new and not any(word in name for word in _OF_ALL_LAYERS) for name, new in moved.items()
+                )
+                if is_same or len(kept) == depth:
+                    Path(work, link).symlink_to((folder / shard).resolve())
+                else:
+                    tensors = {new: _cut(opened.get_tensor(name), name, depth, kept) for name, new in moved.items()}
+                    save_file(tensors, Path(work, link))
         found = {int(layer[2]) for name in names if (layer := _LAYER.match(name))}
-        if found != {*range(keep_layers)}:
+        if found != {*range(len(kept))}:
+            kind = config.model_type
             raise ValueError(f"a {kind!r} has no weights named as {depth} layers; found {sorted(found)}")
         Path(work, INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}), encoding="utf-8")
-        weights = {*folder.glob("*.safetensors"), folder / INDEX, *folder.glob("SHA256SUMS")}
-        for file in [file for file in sorted({*source.rglob("*"), *folder.rglob("*")} - weights) if file.is_file()]:
-            place = Path(work, file.relative_to(source if file.is_relative_to(source) else folder))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if not place.exists():
+        replaced = {*folder.glob("*.safetensors"), folder / INDEX, *folder.glob("SHA256SUMS"), folder / "config.json"}
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and file not in replaced:
+                place = Path(work, file.relative_to(folder))
+                place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(file.resolve())
-        settings = read_json(source / "config.json")
-        _cut_settings(settings.get("text_config", settings), depth, kept)
-        Path(work, "config.json").unlink()
-        Path(work, "config.json").write_text(json.dumps(settings), encoding="utf-8")
-        yield Path(work)
+        config.save_pretrained(work)
+        reports = logging.getLogger("transformers.modeling_utils")
+        reports.addFilter(_tells_more_than_the_cut)
+        try:
+            yield Path(work)
+        finally:
+            reports.removeFilter(_tells_more_than_the_cut)
 
 
-def _rows_of_layers(tensor: torch.Tensor, name: str, depth: int, kept: Sequence[int]) -> torch.Tensor:
+def _tells_more_than_the_cut(record: logging.LogRecord) -> bool:
+    """Whether a report on loading names more than the weights of the other layers in the same shards."""
+    text = record.getMessage()
+    return "LOAD REPORT" not in text or any(status in text for status in ("MISSING", "MISMATCH", "CONVERSION"))
+
+
+def new_name(name: str, kept: Sequence[int]) -> str | None:
+    """The name of a tensor among the kept layers; None for one of another layer or of the head."""
+    layer = _LAYER.match(name)
+    if layer is None:
+        return None if _HEAD.match(name) else name
+    number = int(layer[2])
+    return f"{layer[1]}{kept.index(number)}.{name[layer.end() :]}" if number in kept else None
+
+
+def _cut(tensor: torch.Tensor, name: str, depth: int, kept: Sequence[int]) -> torch.Tensor:
     """Cut a weight that has rows, or columns, for all layers; others stay."""
     place = next((place for word, place in _OF_ALL_LAYERS.items() if word in name), None)
     if place is None:
         return tensor
-    return (
-        tensor.unflatten(place, (depth, -1))
-        .index_select(place, torch.tensor(kept))
-        .flatten(place, place + 1)
-        .contiguous()
-    )
+    split = tensor.unflatten(place, (depth, -1)).index_select(place, torch.tensor(kept))
+    return split.flatten(place, place + 1).contiguous()
 
 
-def _cut_settings(settings: dict[str, Any], depth: int, kept: Sequence[int]) -> None:
-    """Cut the settings of a language model to its kept layers, in place: numbers, lists and entries by layer."""
-    for name, value in settings.items():
-        if name.endswith("_layers") and isinstance(value, list) and len(value) != depth:  # which layers do something
-            settings[name] = [kept.index(layer) for layer in value if layer in kept]
-        elif isinstance(value, list) and len(value) == depth:
-            settings[name] = [value[layer] for layer in kept]
-        elif name == "per_layer_config" and value:
-            settings[name] = {str(kept.index(int(key))): part for key, part in value.items() if int(key) in kept}
-    shared = settings.get("num_kv_shared_layers") or 0  # the last ones, which use keys of layers before them
-    if shared:
-        settings["num_kv_shared_layers"] = sum(layer >= depth - shared for layer in kept)
-    settings["num_hidden_layers"] = len(kept)
-
-
-__all__ = ["cut_checkpoint", "fetch_small_files", "find_shards", "load_pruned_backbone"]
+__all__ = ["cut_checkpoint", "fetch_small_files", "find_shards"]

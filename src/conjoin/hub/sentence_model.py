@@ -15,10 +15,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedModel
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.models.auto.modeling_auto import MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from conjoin.constants import POOLINGS, ROLE_PROMPTS, Role
-from conjoin.hub.folder import LATE_INTERACTION, loading
+from conjoin.hub.folder import LATE_INTERACTION, is_two_towers, loading
 from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, load_image, pad_to_square
@@ -76,7 +75,7 @@ def load_tower(
         kind = config.model_type
         if type(config) not in MODEL_MAPPING and not hasattr(config, "auto_map"):
             raise ValueError(f"{kind!r} has no single vector that AutoModel gives: {LATE_INTERACTION}")
-        has_projections = kind in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES and kind != "blip-2"
+        has_projections = is_two_towers(config)
         if has_projections and pooling is not None:
             raise ValueError(f"pooling={pooling!r} of a {kind!r}; expected none, it has projections")
         if not has_projections and pooling not in POOLINGS:

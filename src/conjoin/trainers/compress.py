@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from conjoin.devices import choose_device
 from conjoin.evaluation.layers import CUTOFFS, DIRECTIONS, count_operations, depth_advice, hit_rates, number_table
 from conjoin.evaluation.results import Curve, Results
-from conjoin.hub import load_any
+from conjoin.hub import load_any, load_trainable
 from conjoin.hub.build import prune
-from conjoin.hub.load import load_cut
 from conjoin.hub.sentence_model import SentenceModel
 from conjoin.retrieval import ItemEncoder
 from conjoin.trainers.compress_options import CompressOptions
@@ -104,7 +103,9 @@ def compress(model: Any, processor: Any, pairs: Sequence[Any], out: str | Path, 
     for kept in sorted(options.layers):
         student: Any
         if isinstance(model, SentenceModel):
-            student, reader = load_cut(*model.source, kept, options.keep_last)
+            source, revision = model.source
+            cut = {"keep_layers": kept, "keep_last": options.keep_last}
+            student, reader = load_trainable(source, revision=revision, **cut)
         else:
             student, reader = prune(model, kept, options.keep_last), processor
         measure("untrained", student, reader)

@@ -49,7 +49,7 @@ class MllmRetrieverConfig(PreTrainedConfig):
             config = AutoConfig.for_model(**{"model_type": "qwen2_vl"} | (config or {}))
         if config.model_type not in ARCHITECTURES:
             raise ValueError(f"backbone_config={config.model_type!r}; expected one of {ARCHITECTURES}")
-        self.backbone_config = keep_first_layers(config, self.keep_layers)
+        self.backbone_config, _ = cut_layers(config, self.keep_layers)
         self.keep_layers = self.get_text_config().num_hidden_layers
         super().__post_init__(**kwargs)
 
@@ -70,8 +70,18 @@ class MllmRetrieverConfig(PreTrainedConfig):
         return self.backbone_config.get_text_config(*args, **kwargs)
 
 
-def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreTrainedConfig:
-    """Return a copy of a configuration with the first `keep_layers` layers of its language model.
+def cut_layers(
+    config: PreTrainedConfig, keep_layers: int | None, keep_last: bool = False
+) -> tuple[PreTrainedConfig, list[int]]:
+    """Cut a configuration to fewer layers of its language model: their number, and settings by layer.
+
+    Args:
+        config: Of the whole model; it stays as it is.
+        keep_layers: Number of layers to keep; all when None.
+        keep_last: Keep the first `keep_layers - 1` and the last one, in place of the first `keep_layers`.
+
+    Returns:
+        A cut copy, and the numbers of the layers that it keeps.
 
     Raises:
         ValueError: The model has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
@@ -79,18 +89,26 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     config = copy.deepcopy(config)
     text_config = config.get_text_config()
     depth = text_config.num_hidden_layers
-    least = max(1, len(config.vision_config.deepstack_visual_indexes)) if config.model_type == "qwen3_vl" else 1
-    if keep_layers is None:
-        return config
+    keep_layers = depth if keep_layers is None else keep_layers
+    least = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or [0])
     if not least <= keep_layers <= depth:
         raise ValueError(
-            f"keep_layers={keep_layers}; expected {least}..{depth} of {config.model_type!r} "
-            "(in a recipe: model_init_kwargs: {keep_layers: N})"
+            f"keep_layers={keep_layers} of a {config.model_type!r}; expected {least} to {depth}: it has {depth} layers"
+            + (f", and image features enter the first {least}" if least > 1 else "")
         )
-    if "layer_types" in text_config.to_dict() and text_config.layer_types is not None:
-        text_config.layer_types = text_config.layer_types[:keep_layers]
+    kept = [*range(keep_layers - 1), depth - 1 if keep_last else keep_layers - 1]
+    for name, value in text_config.to_dict().items() if keep_layers < depth else ():
+        if name.endswith("_layers") and isinstance(value, list) and len(value) != depth:  # which layers do something
+            setattr(text_config, name, [kept.index(layer) for layer in value if layer in kept])
+        elif isinstance(value, list) and len(value) == depth:
+            setattr(text_config, name, [value[layer] for layer in kept])
+        elif name == "per_layer_config" and value:
+            parts = {str(kept.index(int(key))): part for key, part in value.items() if int(key) in kept}
+            setattr(text_config, name, parts)
+        elif name == "num_kv_shared_layers" and value:  # the last ones, which use keys of layers before them
+            setattr(text_config, name, sum(layer >= depth - value for layer in kept))
     text_config.num_hidden_layers = keep_layers
-    return config
+    return config, kept
 
 
 __all__ = ["MllmRetrieverConfig"]
