@@ -7,11 +7,9 @@ affect less than wall time. The variants, each closer to what an embedding needs
     stock               forward of transformers: all layers, cache, logits of all tokens, last-token pooling
     no cache            the same with `use_cache=False`
     no logits           the same without the head
-    whole, stock vision `MllmRetrieverModel` with all layers, no shortcuts, the vision tower of transformers
-    whole, all tokens   patches by a matrix product instead of a convolution; on a CPU few images at once
-    whole               the same with `use_shortcuts`
-    pruned, all tokens  12 layers, no shortcuts
-    pruned              12 layers, the last one for the readout token only: `use_shortcuts`
+    whole, stock vision `MllmRetrieverModel` with all layers, the vision tower of transformers
+    whole               patches by a matrix product instead of a convolution; on a CPU few images at once
+    pruned              12 layers
 
 Operations are counted (`torch.utils.flop_counter`). Loading is measured in a separate process for each model and
 input: seconds, bytes of tensors read, and the peak of resident memory above that of the imports.
@@ -46,14 +44,12 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from conjoin.hub.build import mllm_model, mllm_processor
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
-from conjoin.models.shortcuts import Shortcuts, make_readable
 from conjoin.processing import MllmRetrieverProcessor
 
 LAYERS, KEEP = 28, 12
@@ -152,14 +148,13 @@ class StockForward:
 
 
 class Retriever:
-    """`MllmRetrieverModel` with all, some or none of its shortcuts."""
+    """`MllmRetrieverModel`, with its own way to run the vision tower or that of transformers."""
 
-    def __init__(self, model: MllmRetrieverModel, shortcuts: Shortcuts | None, vision: bool = True) -> None:
-        self.model, self.shortcuts, self.vision = model, shortcuts, vision
+    def __init__(self, model: MllmRetrieverModel, vision: bool = True) -> None:
+        self.model, self.vision = model, vision
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Embeddings `(N, D)`."""
-        self.model.shortcuts = self.shortcuts
         with contextlib.ExitStack() as stack:
             if not self.vision:
                 self.enter_stock_vision(stack)
@@ -184,11 +179,9 @@ def make_variants(folder: Path) -> Variants:
         "stock": StockForward(stock, cache=True, logits=True),
         "no cache": StockForward(stock, logits=True),
         "no logits": StockForward(stock),
-        "whole, stock vision": Retriever(whole, None, vision=False),
-        "whole, all tokens": Retriever(whole, None),
-        "whole": Retriever(whole, Shortcuts()),
-        "pruned, all tokens": Retriever(pruned, None),
-        "pruned": Retriever(pruned, Shortcuts()),
+        "whole, stock vision": Retriever(whole, vision=False),
+        "whole": Retriever(whole),
+        "pruned": Retriever(pruned),
     }
 
 
@@ -219,7 +212,7 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
         name: lambda forward=forward: forward(batch) for name, forward in variants.items()
     }
     for run in runs.values():
-        run()  # the warm-up, in which shortcuts are tested
+        run()  # the warm-up
     counted = {name: operations(run) for name, run in runs.items()}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(args.turns):
@@ -233,10 +226,8 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
             "samples_per_second": args.batch_size / statistics.median(wall for wall, _ in times[name]),
             "over_stock": ratio(times["stock"], times[name]),
             "over_whole": ratio(times["whole"], times[name]),
-            "over_whole_all_tokens": ratio(times["whole, all tokens"], times[name]),
             "cpu_over_stock": ratio(times["stock"], times[name], 1),
             "cpu_over_whole": ratio(times["whole"], times[name], 1),
-            "cpu_over_whole_all_tokens": ratio(times["whole, all tokens"], times[name], 1),
             "gflop_per_sample": counted[name][0] / args.batch_size / 1e9,
             "flops_of_stock": counted[name][0] / counted["stock"][0],
             "flops_of_whole": counted[name][0] / counted["whole"][0],
@@ -270,7 +261,7 @@ def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespac
         read = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
         retriever = mllm_model(folder, KEEP if model == "pruned" else None)
-        forward = Retriever(retriever, Shortcuts())
+        forward = Retriever(retriever)
         read = sum(each.numel() * each.element_size() for each in retriever.parameters())  # no other tensor is read
     loaded = time.perf_counter() - start
     with torch.no_grad():
@@ -322,15 +313,10 @@ def count_on_meta(args: argparse.Namespace) -> list[dict[str, Any]]:
             with torch.device("meta"):
                 kept = MllmRetrieverConfig(backbone_config=config, keep_layers=keep, ret_token_id=1)
                 language = MllmRetrieverModel(kept).eval().text_model
-                tokens, at = torch.empty(count, length, width), torch.zeros(count, dtype=torch.long)
+                tokens = torch.empty(count, length, width)
             inputs = {"inputs_embeds": tokens, "use_cache": False}
 
-            def run(language: nn.Module = language, inputs: dict = inputs, **kwargs: object) -> None:
-                language(**inputs, **kwargs)
-
-            row[f"{keep} layers"] = operations(run)[0] // count
-            make_readable(language.layers[-1])
-            row[f"{keep} layers, shortcuts"] = operations(partial(run, readout=at))[0] // count
+            row[f"{keep} layers"] = operations(partial(language, **inputs))[0] // count
         rows.append(row)
     return rows
 
@@ -342,10 +328,8 @@ COLUMNS = {
     "samples_per_second": "{:.2f}",
     "over_stock": "{:.2f}",
     "over_whole": "{:.2f}",
-    "over_whole_all_tokens": "{:.2f}",
     "cpu_over_stock": "{:.2f}",
     "cpu_over_whole": "{:.2f}",
-    "cpu_over_whole_all_tokens": "{:.2f}",
     "gflop_per_sample": "{:.2f}",
     "flops_of_stock": "{:.3f}",
     "flops_of_whole": "{:.3f}",

@@ -12,8 +12,7 @@ variant in a process of its own. On a GPU: `gpu.py --sections train`. The varian
     ours, tokens                   gradient_cache_chunk_tokens, the same number: rows sorted by length
     ours, quarter of the tokens    a quarter of it
 
-With `--mllm` the model is the pruned Qwen2-VL of `pruned_mllm.py`, trained by LoRA, and the variants are ours alone,
-the first of them `ours, no shortcuts`: the last layer runs for all tokens, and a CPU pads all rows to the longest.
+With `--mllm` the model is the pruned Qwen2-VL of `pruned_mllm.py`, trained by LoRA, and the variants are ours alone.
 
     python benchmarks/training_step.py --json training_step.json
     python benchmarks/training_step.py --size tiny --rows 16 --chunk 4 --turns 1      # a quick test of the script
@@ -45,7 +44,6 @@ from conjoin.hub import export
 from conjoin.hub.build import mllm_model, mllm_processor, towers_model
 from conjoin.hub.load import load_model
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.shortcuts import use_shortcuts
 from conjoin.processing import ImageTextProcessor
 from conjoin.trainers import ContrastiveConfig, QueryContrastiveTrainer, add_adapters
 from conjoin.trainers.gradient_cache import cached_backward
@@ -59,7 +57,6 @@ VARIANTS = (
     "ours, tokens",
     "ours, quarter of the tokens",
 )
-PLAIN = "ours, no shortcuts"
 TEMPERATURE = 0.05
 LONGEST = 62
 """Tokens of the longest text."""
@@ -68,7 +65,7 @@ LORA = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
 
 def variants(args: argparse.Namespace) -> Sequence[str]:
     """The variants to measure."""
-    return args.variants or ((PLAIN, *VARIANTS[2:]) if args.mllm else VARIANTS)
+    return args.variants or (VARIANTS[2:] if args.mllm else VARIANTS)
 
 
 def save_model(args: argparse.Namespace, folder: Path) -> None:
@@ -133,8 +130,6 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
             "unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none", use_cpu=True
         )
         trained = QueryContrastiveTrainer(encoder, config, processing_class=processor).model
-        if args.mllm:
-            use_shortcuts(encoder, enabled=variant != PLAIN)
         parts = {"queries": queries, "positives": positives}
         batch = {name: dict(processor(texts)) for name, texts in parts.items()}
         longest = max(part["input_ids"].shape[1] for part in batch.values()) if args.mllm else LONGEST
@@ -219,9 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="light", help="of the text tower")
     parser.add_argument("--mllm", choices=pruned_mllm.SIZES, help="train a pruned MLLM of this size instead, by LoRA")
-    parser.add_argument(
-        "--variants", nargs="+", choices=(*VARIANTS, PLAIN), help="only these; the first is the reference"
-    )
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="only these; the first is the reference")
     parser.add_argument("--rows", type=int, default=4096, help="pairs of a step")
     parser.add_argument("--chunk", type=int, default=32, help="rows of a mini-batch")
     parser.add_argument("--turns", type=int, default=3)

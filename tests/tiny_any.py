@@ -15,6 +15,8 @@ from transformers.utils import is_torchvision_available
 from tiny_mllms import CHAT, tokenizer
 
 DEPTH = 4
+PATCHES = 8
+"""Patches of a side of a picture, which towers may merge by 2 or 4."""
 VOCABULARY = 400
 LARGEST = 20_000_000
 """Parameters of a model that is built."""
@@ -23,15 +25,16 @@ SIZES = {
     r"|hidden_size_per_layer_input|output_proj_dims|lm_hidden_size|merger_hidden_size|adapter_hidden_size": 32,
     r".*intermediate_size|.*ffn_dim|mlp_dim": 48,
     r"(.*_)?num_attention_heads|num_heads|n_heads|attention_heads|.*_attention_heads": 4,
-    r"num_key_value_heads": 2,
-    r"(global_)?head_dim": 8,
+    r"num_key_value_heads": 4,
+    r"(global_|qk_rope_|qk_nope_|qk_|v_)?head_dim": 8,
+    r"mm_tokens_per_image": PATCHES**2 // 4,
     r"num_experts|num_local_experts|n_routed_experts": 4,
     r"num_experts_per_tok|top_k_experts": 2,
     r"num_hidden_layers|depth|n_layers|.*_layers": DEPTH,
-    r"vocab_size|text_vocab_size": VOCABULARY,
+    r"vocab_size.*|text_vocab_size": VOCABULARY,
     r"num_kv_shared_layers": 2,
 }
-"""Sizes of a tiny model by the names that configurations give them; the geometry of pictures stays."""
+"""Sizes of a tiny model by the names that configurations give them."""
 GEMMA = {
     "num_hidden_layers": DEPTH,
     "sliding_window_pattern": 2,
@@ -44,8 +47,8 @@ BUILT = {
 }
 """What configurations must be told when they are made, by family."""
 SETTINGS = {
-    "gemma3": {"mm_tokens_per_image": 49, "image_seq_length": 49},
-    "t5gemma2": {"encoder": {"mm_tokens_per_image": 49}, "image_seq_length": 49},
+    "gemma3": {"image_seq_length": PATCHES**2 // 4},
+    "t5gemma2": {"image_seq_length": PATCHES**2 // 4},
     "gemma3n": {"text_config": {"num_hidden_layers": 4, "intermediate_size": 48, "activation_sparsity_pattern": None}},
     "qwen3_vl": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
     "qwen3_vl_moe": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
@@ -76,6 +79,15 @@ def shrink(config):
             setattr(config, name, min(size, value))
         elif name == "rope_parameters" and value and "mrope_section" in value:
             setattr(config, name, value | {"mrope_section": [1, 1, 2]})
+        elif name == "head_dim" and value is None:
+            config.head_dim = 8
+        elif name in ("vision_feature_layer", "vision_feature_layers") and isinstance(value, list | tuple):
+            setattr(config, name, [max(-DEPTH, min(DEPTH, layer)) for layer in value])
+        elif name == "per_layer_config" and value:
+            setattr(config, name, {key: part for key, part in value.items() if int(key) < DEPTH})
+    patch = vars(config).get("patch_size")
+    if isinstance(vars(config).get("image_size"), int) and isinstance(patch, int):
+        config.image_size = PATCHES * patch
     depth = vars(config).get("num_hidden_layers")
     for name in ("layer_types", "mlp_layer_types"):
         if isinstance(vars(config).get(name), list) and depth:
@@ -121,25 +133,32 @@ def fit(eyes, vision):
         ours = {"spatial_merge_size": "merge_size"}.get(name, name)
         if isinstance(getattr(vision, name, None), int) and isinstance(getattr(eyes, ours, None), int):
             setattr(eyes, ours, getattr(vision, name))
+    if hasattr(eyes, "image_seq_length"):
+        eyes.image_seq_length = PATCHES**2
     if hasattr(eyes, "max_soft_tokens"):
         eyes.max_soft_tokens = 70
     side = getattr(vision, "image_size", None)
     side = side[0] if isinstance(side, list | tuple) else side
     for name in ("size", "crop_size", "max_image_size"):
-        known = dict(getattr(eyes, name, None) or {})
-        if isinstance(side, int) and known and {*known} != {"shortest_edge", "longest_edge"}:
-            setattr(eyes, name, dict.fromkeys(known, side))
+        value = getattr(eyes, name, None)
+        known = {} if value is None or isinstance(value, int) else dict(value)
+        if isinstance(side, int) and isinstance(value, int):
+            setattr(eyes, name, side)
+        elif isinstance(side, int) and known and {*known} != {"shortest_edge", "longest_edge"}:
+            setattr(eyes, name, type(value)(**dict.fromkeys(known, side)))
         elif name == "size" and {*known} == {"shortest_edge", "longest_edge"} and known["longest_edge"] > 9999:
             eyes.size = {"shortest_edge": 1024, "longest_edge": 128 * 128}
     return eyes
 
 
-def make_processor(config, tokens):
-    """The processor of a family around a tiny tokenizer, which gets the tokens that the processor asks for."""
+def make_processor(config, tokens, written):
+    """The processor of a family around a tiny tokenizer, which gets the tokens that it asks for and that it writes."""
     words = tokenizer([*CHAT, *dict.fromkeys(spelled(name) for name in tokens if spelled(name) not in CHAT)])
+    words.add_tokens(sorted(written), special_tokens=True)
     words._set_model_specific_special_tokens({name: spelled(name) for name in tokens})
     kind = PROCESSOR_MAPPING[type(config)]
-    eyes = IMAGE_PROCESSOR_MAPPING[type(config)]
+    alike = [each for each, other in PROCESSOR_MAPPING.items() if other is kind and each in IMAGE_PROCESSOR_MAPPING]
+    eyes = IMAGE_PROCESSOR_MAPPING[type(config) if type(config) in IMAGE_PROCESSOR_MAPPING else alike[0]]
     eyes = eyes.get("pil") or eyes["torchvision"]
     arguments = {}
     for name in inspect.signature(kind.__init__).parameters:
@@ -155,6 +174,11 @@ def make_processor(config, tokens):
             for part in (config, getattr(config, "vision_config", None)):
                 if getattr(part, name, None) is not None and name != "chat_template":
                     arguments.setdefault(name, getattr(part, name))
+    if "num_image_tokens" in inspect.signature(kind.__init__).parameters:
+        arguments["num_image_tokens"] = PATCHES**2
+    if "image_seq_len" in inspect.signature(kind.__init__).parameters and hasattr(config, "vision_config"):
+        merged = getattr(config, "scale_factor", getattr(config, "pixel_shuffle_factor", 4))
+        arguments["image_seq_len"] = (PATCHES // merged) ** 2
     if "num_additional_image_tokens" in inspect.signature(kind.__init__).parameters:
         arguments["num_additional_image_tokens"] = int("clip" in config.vision_config.model_type)
     return kind(**arguments)
@@ -170,12 +194,17 @@ def make_any(name):
     config = shrink(CONFIG_MAPPING[name](**BUILT.get(name, {})))
     update(config, SETTINGS.get(name, {}))
     tokens = {"image_token", "pad_token", "eos_token", "bos_token"} | token_names(config)
+    written = set()
     while True:
         try:
-            processor = make_processor(config, tokens)
-            break
-        except AttributeError as error:
-            wanted = re.search(r"has no attribute '?(\w+_token)(_id)?'?", str(error))
+            processor = make_processor(config, tokens, written)
+            named = [value for key, value in vars(processor).items() if "token" in key]
+            texts = {text for text in named if isinstance(text, str) and text}
+            if texts <= written:
+                break
+            written |= texts
+        except (AttributeError, ValueError) as error:
+            wanted = re.search(r"(?:has no|missing required) attribute '?(\w+_token)(_id)?'?", str(error))
             if wanted is None or wanted[1] in tokens:
                 raise
             tokens.add(wanted[1])
@@ -201,6 +230,8 @@ def make_any(name):
             batch = processor.apply_chat_template(
                 [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
             )
+            if hasattr(config, "image_token_id") and config.image_token_id not in batch["input_ids"]:
+                model.config.image_token_id = int(batch["input_ids"].flatten().bincount().argmax())  # the repeated one
             with torch.no_grad():
                 model(**batch)
             return model, processor
@@ -223,9 +254,14 @@ def drop_videos(monkeypatch):
         found, build, read = mixin.get_attributes.__func__, mixin.__init__, mixin.from_args_and_dict.__func__
         kept = classmethod(lambda cls: [name for name in found(cls) if name != "video_processor"])
         monkeypatch.setattr(mixin, "get_attributes", kept)
-        monkeypatch.setattr(
-            mixin, "__init__", lambda self, *given, video_processor=None, **more: build(self, *given, **more)
-        )
+
+        def build_kept(self, *given, video_processor=None, **more):
+            names = found(type(self))
+            if len(given) == len(names):  # wherever the processor of videos stands
+                given = [part for name, part in zip(names, given, strict=True) if name != "video_processor"]
+            build(self, *given, **more)
+
+        monkeypatch.setattr(mixin, "__init__", build_kept)
 
         def by_name(cls, args, settings, **more):
             more |= dict(zip(cls.get_attributes(), args, strict=True))

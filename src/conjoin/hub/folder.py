@@ -233,7 +233,7 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     except ImportError as error:
         if "torchvision" not in str(error).lower():
             raise
-        raise ImportError(f"{str(path)!r}: its processor needs torchvision: pip install torchvision") from error
+        raise ImportError(f'{str(path)!r}: its processor needs torchvision: pip install "conjoin[vision]"') from error
     except OSError as error:
         where = "" if Path(path).exists() else "from the hub: "
         raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error

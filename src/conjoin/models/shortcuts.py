@@ -1,13 +1,12 @@
-"""Shortcuts of MLLM retrievers: one readout in the last layer, and one pass for all views.
+"""One pass of an MLLM retriever for all views of a batch (GCL): prompts that begin alike share their tokens.
 
-They rely on parts of transformers that may change, so each compares its vectors with those of the plain path before it
-is used. The code of an exported folder has the plain path alone.
+It relies on the masks of pairs of tokens that transformers accepts, which may change, so it compares its vectors with
+those of the plain path before its first use. The code of an exported folder has the plain path alone.
 """
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,29 +17,21 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.modeling_mllm_retriever import DEEPSTACK_INPUTS, ImageFeatures, Prompts
+from conjoin.models.mllm_retriever.modeling_mllm_retriever import ImageFeatures, Prompts
 from conjoin.models.mllm_retriever.prompt_rows import move_to_front
 
-LAST_LAYER, VIEWS = "last layer for the readout alone", "all views in one pass"
-LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
-"""Their layers are alike: norm, attention with rotary heads, norm, feed-forward."""
 MASKED = ("eager", "sdpa")
 """Implementations of attention that accept a mask of pairs of tokens."""
-LEAST_SAVED_TOKENS = 256
-"""What fewer tokens cost is not worth the test."""
-GROUP_TOKENS = 1024
-"""About how many tokens of prompts a CPU trains on at once."""
 TOLERANCE = 1e-4
 """Distance of unit vectors in the test, in float32 or better: rounding makes 2e-6 of it, a break 1e-3 or more."""
 
 
 def use_shortcuts(model: nn.Module, enabled: bool = True) -> None:
-    """Let an MLLM retriever use its shortcuts, or no longer; other models stay as they are."""
+    """Let an MLLM retriever read all views in one pass, or no longer; other models stay as they are."""
     if not isinstance(model, MllmRetrieverModel):
         return
-    language: Any = model.config.get_text_config()
-    is_known = language.model_type in LANGUAGE_MODELS and language.to_dict().get("sliding_window") is None
-    if not enabled or not is_known or model.config.readout == "mean":
+    has_window = model.config.get_text_config().to_dict().get("sliding_window") is not None
+    if not enabled or has_window or model.config.readout == "mean":
         model.shortcuts = None
     elif model.shortcuts is None:
         model.shortcuts = Shortcuts()
@@ -83,42 +74,18 @@ class Shortcuts:
     """Computes the states of an MLLM retriever at the readout positions; `use_shortcuts` gives each model its own.
 
     Args:
-        works: Whether to use a shortcut. The others are tested before their first use.
-        least_saved_tokens: Run the last layer for the readout alone if this saves as many tokens.
+        works: Whether all views are read in one pass; None tests it before the first use.
     """
 
-    def __init__(self, works: dict[str, bool] | None = None, least_saved_tokens: int = LEAST_SAVED_TOKENS) -> None:
-        self.works = dict(works or {})
-        self.least_saved_tokens = least_saved_tokens
+    def __init__(self, works: bool | None = None) -> None:
+        self.works = works
 
     def __call__(self, model: MllmRetrieverModel, prompts: Prompts, masks: list[Tensor]) -> Tensor:
         """Return the normed states `(V * N, D)` of V views, given the tokens `(N, T)` of each."""
         together = self._read_together(model, prompts, torch.stack(masks)) if len(masks) > 1 else None
         if together is not None:
             return together
-        return torch.cat([self._read_view(model, *prompts.only(mask)) for mask in masks])
-
-    def _read_view(self, model: MllmRetrieverModel, view: Prompts, lengths: Tensor) -> Tensor:
-        """Return the states `(N, D)` of one view; in training on a CPU, prompts of similar lengths run together."""
-        at = model.readout_positions(view, lengths)
-        if not _needs_gradient(model) or at.device.type != "cpu":
-            return self._read(model, view, at)
-        order = lengths.argsort()
-        groups = order.split(max(1, GROUP_TOKENS // view.input_ids.shape[1]))
-        parts = [(_rows(view, rows, int(lengths[rows[-1]])), at[rows]) for rows in groups]
-        return torch.cat([self._read(model, *part) for part in parts])[order.argsort()]
-
-    def _read(self, model: MllmRetrieverModel, view: Prompts, at: Tensor) -> Tensor:
-        """Return the states `(N, D)` of prompts at the positions `at` `(N,)`."""
-        language: Any = model.text_model
-        inputs = model.language_inputs(view)
-        saves = view.input_ids.numel() - len(at) >= self.least_saved_tokens
-        images_end = len(inputs.get(DEEPSTACK_INPUTS[1], ()))  # layers that image features follow
-        is_last_alone = saves and images_end < len(language.layers) and self._is_right(LAST_LAYER, model)
-        if is_last_alone:
-            make_readable(language.layers[-1])
-            return model.norm(language(**inputs, readout=at).last_hidden_state[:, 0])
-        return model.norm(_at(language(**inputs).last_hidden_state, at))
+        return torch.cat([model.read_view(prompts, mask)[0] for mask in masks])
 
     def _read_together(self, model: MllmRetrieverModel, prompts: Prompts, masks: Tensor) -> Tensor | None:
         """Return the states `(V * N, D)` of views `(V, N, T)` from one pass of the language model.
@@ -127,7 +94,7 @@ class Shortcuts:
         """
         differ = (masks[:, None] != masks).cumsum(-1) > 0
         can_pack = model.text_model.config._attn_implementation in MASKED
-        if not can_pack or bool((masks[:, None] & masks & differ).any()) or not self._is_right(VIEWS, model):
+        if not can_pack or bool((masks[:, None] & masks & differ).any()) or not self._is_right(model):
             return None
         (ids, rows, *views), _ = move_to_front(masks.any(0), prompts.input_ids, prompts.image_rows, *masks)
         packed = prompts._replace(input_ids=ids, image_rows=rows)
@@ -147,63 +114,19 @@ class Shortcuts:
         states = model.text_model(**inputs, attention_mask=mask).last_hidden_state
         return model.norm(torch.cat([_at(states, at) for at in readouts]))
 
-    def _is_right(self, name: str, model: MllmRetrieverModel) -> bool:
-        """Whether a shortcut gives the vectors of the plain path, together with those that are in use already."""
-        if name not in self.works:
-            trial = Shortcuts(dict.fromkeys((LAST_LAYER, VIEWS), False) | self.works | {name: True}, 1)
+    def _is_right(self, model: MllmRetrieverModel) -> bool:
+        """Whether the pass gives the vectors of the plain path."""
+        if self.works is None:
             try:
-                distance = _distance(model, trial, all_views=name == VIEWS)
+                distance = _distance(model, Shortcuts(works=True))
                 problem = "" if distance <= TOLERANCE else f"vectors change by {distance:.0e}"
             except Exception as error:  # such as a name that is no longer there
                 problem = repr(error)
-            self.works[name] = not problem
+            self.works = not problem
             if problem:
                 version = transformers.__version__
-                warnings.warn(f"shortcut off, {name}: with transformers {version}, {problem}", stacklevel=2)
-        return self.works[name]
-
-
-def make_readable(layer: nn.Module) -> None:
-    """Let a decoder layer accept `readout`, positions `(N,)`, and return the states there, `(N, 1, D)`.
-
-    Without `readout` the layer works as before. Its parameters and their names do not change.
-    """
-    if not isinstance(layer.forward, partial):
-        layer.forward = partial(_read_last_layer, layer, layer.forward)
-
-
-def _read_last_layer(layer: Any, forward: Any, hidden_states: Tensor, readout: Any = None, **kwargs: Any) -> Tensor:  # noqa: ANN401
-    """Run a decoder layer on `(N, T, D)`, at one position per row if given: all keys and values, one query."""
-    if readout is None:
-        return forward(hidden_states, **kwargs)
-    attention = layer.self_attn
-    parts = dict(attention.named_children())  # Qwen3 normalises its heads
-    angles = [table.expand(len(readout), -1, -1) for table in kwargs["position_embeddings"]]
-    normed = layer.input_layernorm(hidden_states)
-
-    def heads(name: str, states: Tensor) -> Tensor:
-        """Project `states` to heads `(N, heads, tokens, d)`."""
-        split = parts[f"{name}_proj"](states).unflatten(-1, (-1, attention.head_dim))
-        return parts.get(f"{name}_norm", nn.Identity())(split).transpose(1, 2)
-
-    normed_there, *angles_there = (_at(table, readout)[:, None] for table in (normed, *angles))
-    query = _rotate(heads("q", normed_there), *angles_there)
-    key, value = _rotate(heads("k", normed), *angles), heads("v", normed)
-    seen = torch.arange(key.shape[2], device=readout.device) <= readout[:, None, None, None]
-    grouped = query.reshape(len(readout), key.shape[1], -1, attention.head_dim)  # group the heads that share keys
-    attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=seen, scale=attention.scaling)
-    states = _at(hidden_states, readout) + attention.o_proj(attended.flatten(1))
-    return (states + layer.mlp(layer.post_attention_layernorm(states)))[:, None]
-
-
-def _rows(view: Prompts, rows: Tensor, end: int) -> Prompts:
-    """Return the first tokens of some prompts."""
-    grids = None if view.grids is None else view.grids[rows]
-    return Prompts(view.input_ids[rows, :end], view.image_rows[rows, :end], view.features, grids)
-
-
-def _needs_gradient(model: nn.Module) -> bool:
-    return model.training or torch.is_grad_enabled()
+                warnings.warn(f"each view is read alone: with transformers {version}, {problem}", stacklevel=2)
+        return self.works
 
 
 def _at(states: Tensor, at: Tensor) -> Tensor:
@@ -211,22 +134,15 @@ def _at(states: Tensor, at: Tensor) -> Tensor:
     return states[torch.arange(len(at), device=at.device), at]
 
 
-def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to `(N, heads, T, d)`, by angles `(N, T, d)`."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
-
-
 @torch.compiler.disable
 @torch.no_grad()
-def _distance(model: MllmRetrieverModel, shortcuts: Shortcuts, all_views: bool) -> float:
+def _distance(model: MllmRetrieverModel, shortcuts: Shortcuts) -> float:
     """Return how far the vectors of two short prompts are from those of the plain path."""
     attention = model.text_model.config._attn_implementation
     attention = attention if attention in MASKED else "sdpa"  # others, such as FlashAttention, compute in 16 bits
     precise = torch.autocast(model.device.type, enabled=False), _Precise()
     with evaluation_mode(model), attention_implementation(model.text_model, attention), precise[0], precise[1]:
         prompts, masks = _short_prompts(model)
-        masks = masks if all_views else masks[2:]
         plain = torch.cat([model.read_view(prompts, mask)[0] for mask in masks])
         difference = F.normalize(shortcuts(model, prompts, masks)) - F.normalize(plain)
         return float(difference.norm(dim=1).max())
