@@ -104,8 +104,7 @@ def compress(model: Any, processor: Any, pairs: Sequence[Any], out: str | Path, 
         student: Any
         if isinstance(model, SentenceModel):
             source, revision = model.source
-            cut = {"keep_layers": kept, "keep_last": options.keep_last}
-            student, reader = load_trainable(source, revision=revision, **cut)
+            student, reader = load_trainable(source, revision=revision, keep_layers=kept, keep_last=options.keep_last)
         else:
             student, reader = prune(model, kept, options.keep_last), processor
         measure("untrained", student, reader)
