@@ -117,7 +117,7 @@ def from_backbones(
     if model_type not in TWO_TOWERS:
         raise ValueError(f"model_type={model_type!r}; expected one of {[*TWO_TOWERS]}")
     model: TowersModel = towers_model(TWO_TOWERS[model_type], vision, text, **config)
-    return model, image_text_processor(vision, text, **{"torch_resize": True} | (processor or {}))
+    return model, image_text_processor(vision, text, **{"torch_resize": True, **(processor or {})})
 
 
 def mllm_model(

@@ -308,8 +308,8 @@ class SentenceProcessor:
         """
         check_list(items)
         names, read = item_names(len(items), ids), self.reader()
-        items, parsed = zip(*(read(item, name) for item, name in zip(items, names, strict=True)), strict=True)
-        parsed = [item.shortened(self.max_text_length) for item in parsed]
+        pairs = [read(item, name) for item, name in zip(items, names, strict=True)]
+        items, parsed = [item for item, _ in pairs], [each.shortened(self.max_text_length) for _, each in pairs]
         own = ROLE_PROMPTS[role] if role is not None else ()
         own_prompt = next((name for name in own if name in self.prompts), self.model.default_prompt_name)
         prompts = instructions_of(instruction, len(items))

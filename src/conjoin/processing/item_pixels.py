@@ -123,7 +123,7 @@ class PictureReader:
         if self.patches:
             side, size = self.patches * self._merge, self._size
             least, most = size["shortest_edge"], size["longest_edge"]
-            return smart_resize(height, width, side, least, most)  # type: ignore[no-any-return]
+            return smart_resize(height, width, side, least, most)
         if "shortest_edge" not in self._size:
             return self._size["height"], self._size["width"]
         short = self._size["shortest_edge"]
