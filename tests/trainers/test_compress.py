@@ -78,7 +78,7 @@ def test_from_the_command_line(embedder, tmp_path, capsys):
         assert json.loads((folder / "config.json").read_text())["text_config"]["num_hidden_layers"] == kept
         assert SentenceTransformer(str(folder), device="cpu").prompts["query"] == "Find it."
         card = model_upload(folder, "me/half").card
-        assert "of 32 dimensions" in card and "trained with conjoin" in card and "| max_steps | 2 |" in card
+        assert "| dimensions | 32 |" in card and "Method `compress`" in card and "| max_steps | 2 |" in card
     assert main(["compress", str(embedder), *words, "--layers", "4", "--out", str(tmp_path / "no")]) == 2
     assert "expected fewer than the model's 4" in capsys.readouterr().err
     assert main(["compress", str(embedder), *words, "--preset", "gme", "--out", str(tmp_path / "no")]) == 2

@@ -127,6 +127,10 @@ def _facts(folder: Path, config: dict[str, Any], recipe: dict[str, Any]) -> dict
         for tower, source in (("vision", recipe.get(_MODELS[1])), ("text", recipe.get(_MODELS[2]))):
             name = public_name(source) if source else backbone.get(f"{tower}_config", {}).get("model_type")
             facts[f"{tower} tower"] = name and f"`{name}`"
+    else:  # the width of the last module that has one
+        settings = [_read(path) for path in sorted(folder.glob("[0-9]*_*/config.json"))]
+        widths = [each.get("out_features") or each.get("embedding_dimension") for each in settings]
+        facts["dimensions"] = next(filter(None, reversed(widths)), None)
     for path in sorted(folder.rglob("sentence_bert_config.json")):
         facts["inputs"] = ", ".join(_read(path).get("modality_config", {}))
     return {name: value for name, value in facts.items() if value}
