@@ -144,8 +144,8 @@ class TestRet:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        *(("llava", {"keep_layers": keep}, rf"keep_layers={keep!r}; expected 1\.\.4 of 'llava'") for keep in (0, 5)),
-        ("qwen3_vl", {"keep_layers": 1}, r"keep_layers=1; expected 2\.\.4 of 'qwen3_vl'"),  # deepstack reaches two
+        *(("llava", {"keep_layers": keep}, f"keep_layers={keep!r} of a 'llava'; expected 1 to 4") for keep in (0, 5)),
+        ("qwen3_vl", {"keep_layers": 1}, "keep_layers=1 of a 'qwen3_vl'; expected 2 to 4"),  # deepstack reaches two
         ("llava", {"keep_layers": "2"}, "Field 'keep_layers' with value '2' doesn't match any type in"),
         ("llava", {"readout": "max"}, r"Field 'readout' expected one of \('token', 'before_token', 'last', 'mean'\)"),
         ("llava", {"position_mode": "2d"}, r"Field 'position_mode' expected one of \('mrope', '1d'\), got 2d"),

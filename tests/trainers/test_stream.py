@@ -67,7 +67,7 @@ def test_rows_are_shuffled_in_a_window(sources, load):
     ("change", "message"),
     [
         ({"weight": -1.0}, "weight.: -1.0.*expected path, split, weight .a positive number"),
-        ({"path": "memory://bucket/nothing.parquet"}, "no such file"),
+        ({"path": "memory://bucket/nothing.parquet"}, "nothing.parquet"),
         ({"path": "memory://bucket/a.csv"}, "expected files ending in .parquet"),
     ],
 )

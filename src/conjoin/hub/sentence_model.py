@@ -372,7 +372,7 @@ class SentenceProcessor:
         parts = [module for module in self.model.modules() if isinstance(module, Transformer)]
         held = [getattr(part.processor, "image_processor", part.processor) for part in parts]
         eyes = [each for each in held if isinstance(each, BaseImageProcessor)]
-        if len(eyes) != 1 or any(part.processing_kwargs.get("image") for part in parts):
+        if "image" not in self.takes or len(eyes) != 1 or any(part.processing_kwargs.get("image") for part in parts):
             return None
         reader, picture = picture_reader(eyes[0]), Image.effect_noise((90, 70), 90).convert("RGB")
         if not reader.is_known:

@@ -61,7 +61,7 @@ def test_precision_equals_a_naive_loop(folder, tmp_path):
 
 def test_each_pair_of_modalities_has_an_average(folder, tmp_path):
     (folder / "Twice.jsonl").write_text((folder / "Seen.jsonl").read_text())
-    table, _ = run(tiny_encoder(), folder, tmp_path).tables
+    table, *_ = run(tiny_encoder(), folder, tmp_path).tables
     assert [each[0] for each in table.rows][:3] == ["Seen", "Twice", "average, image+text → text"]
     assert table.rows[2][-1].value == table.rows[0][-1].value == table.rows[1][-1].value
 
