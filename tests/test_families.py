@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[1] / "docs/models.md"
 FAMILIES = sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, "embedding_gemma2"})
 STARTS = ("| family | embeds | trains | cuts | saved and served | the first that failed |", "Not tried")
 KEPT = DEPTH - 1
-SAMPLE = ("gemma3", "idefics2", "llava_next", "qwen3_5", "qwen3_vl_moe", "paligemma")
+SAMPLE = ("gemma3", "idefics2", "llava_next", "qwen3_5", "qwen3_vl_moe", "gemma4")
 """Families of other processors, positions and layers than each other."""
 STEPS = ("embeds", "trains", "cuts", "saved and served")
 

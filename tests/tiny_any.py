@@ -178,7 +178,8 @@ def make_processor(config, tokens, written):
         arguments["num_image_tokens"] = PATCHES**2
     if "image_seq_len" in inspect.signature(kind.__init__).parameters and hasattr(config, "vision_config"):
         merged = getattr(config, "scale_factor", getattr(config, "pixel_shuffle_factor", 4))
-        arguments["image_seq_len"] = (PATCHES // merged) ** 2
+        latents = getattr(getattr(config, "perceiver_config", None), "resampler_n_latents", None)
+        arguments["image_seq_len"] = latents or (PATCHES // merged) ** 2
     if "num_additional_image_tokens" in inspect.signature(kind.__init__).parameters:
         arguments["num_additional_image_tokens"] = int("clip" in config.vision_config.model_type)
     return kind(**arguments)
