@@ -15,6 +15,7 @@ from torch import Tensor
 from conjoin.data import load_triplets
 from conjoin.evaluation import best_ranks, triplet_wins
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.trainers import CachedFeatures, collate_features
 
 VIEWS = ("image", "text", "fused")
@@ -161,6 +162,7 @@ class FeatureEncoder:
 
     def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
         self.name = self.fingerprint = name
+        self.identity = ModelIdentity(name, name)
         self.places, self.vectors = places, vectors
 
     def prompt_of(self, *given: Any) -> None:  # noqa: ANN401 - as of `ItemEncoder`
