@@ -32,7 +32,8 @@ class Options(EncoderOptions):
 def run(options: Options) -> None:
     """Run the command."""
     if options.against is not None:
-        return _compare(options, options.against)
+        _compare(options, options.against)
+        return
     from conjoin.retrieval import Collection
     from conjoin.storage import FOLDER_CHECKSUMS, check_checksums
 
@@ -45,7 +46,6 @@ def run(options: Options) -> None:
         else:
             check_checksums(folder, "restore it from a copy")
     print(f"{options.folder}: all files are as they were written")
-    return None
 
 
 def _compare(options: Options, url: str) -> None:

@@ -399,9 +399,9 @@ def _center(cell: Cell, corpus: Collection | _Vectors, queries: np.ndarray) -> t
     own, asked = (
         {str(row["id"]): str(row_kind(row)) for row in plain_rows(rows)} for rows in (cell.corpus, cell.queries)
     )
-    kinds, matrix = np.array([own[id_] for id_ in corpus.ids]), corpus.vectors()
-    centers = {kind: matrix[kinds == kind].mean(axis=0, dtype=np.float64) for kind in {*kinds.tolist()}}
-    moved = subtract_centers(matrix, kinds.tolist(), centers)
+    kinds, matrix = [own[id_] for id_ in corpus.ids], corpus.vectors()
+    centers = _means(kinds, matrix)
+    moved = subtract_centers(matrix, kinds, centers)
     return _Vectors(corpus.ids, moved), subtract_centers(queries, [asked[id_] for id_ in cell.qrels], centers)
 
 
@@ -491,7 +491,7 @@ def kinds_tables(scores: Sequence[CellScores]) -> list[Table]:
         if corpus.name not in gaps:
             vectors = each.vectors.of(corpus)
             ids = vectors.ids[:: -(-len(vectors) // MOST_ROWS)]
-            gaps[corpus.name] = _gap_rows(corpus.name, np.array(kinds(ids)), vectors.vectors(ids))
+            gaps[corpus.name] = _gap_rows(corpus.name, kinds(ids), vectors.vectors(ids))
     if not found:
         return []
     names = [name for name in (*PARTS, "both") if any(name in seen for _, shown in found for seen in shown)]
@@ -511,16 +511,18 @@ def kinds_tables(scores: Sequence[CellScores]) -> list[Table]:
     ]
 
 
-def _gap_rows(name: str, kinds: np.ndarray, vectors: np.ndarray) -> list[TableRow]:
+def _means(kinds: Sequence[str], vectors: np.ndarray) -> dict[str, np.ndarray]:
+    """The mean `(D,)` of the vectors of each kind that rows have."""
+    of = np.array(kinds)
+    return {kind: vectors[of == kind].mean(axis=0, dtype=np.float64) for kind in (*PARTS, "both") if kind in kinds}
+
+
+def _gap_rows(name: str, kinds: Sequence[str], vectors: np.ndarray) -> list[TableRow]:
     """For each two kinds of rows, how far the means of their vectors lie apart."""
-    means = {kind: vectors[kinds == kind].mean(axis=0, dtype=np.float64) for kind in (*PARTS, "both") if kind in kinds}
     rows: list[TableRow] = []
-    for one, other in itertools.combinations(means, 2):
-        distance, lengths = (
-            np.linalg.norm(means[one] - means[other]),
-            [np.linalg.norm(means[each]) for each in (one, other)],
-        )
-        cosine = means[one] @ means[other] / np.prod(lengths)
+    for (one, first), (other, second) in itertools.combinations(_means(kinds, vectors).items(), 2):
+        cosine = first @ second / (np.linalg.norm(first) * np.linalg.norm(second))
+        distance = np.linalg.norm(first - second)
         rows.append([name, f"{one} – {other}", round(float(distance), 3), round(float(cosine), 3)])
     return rows
 

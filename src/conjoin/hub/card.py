@@ -17,7 +17,7 @@ import conjoin
 from conjoin.hub.folder import MODELS
 from conjoin.hub.local_paths import is_local, public_name, without_paths
 from conjoin.hub.stock import PROCESSORS
-from conjoin.storage import check_checksums, reading
+from conjoin.storage import check_checksums, read_json, reading
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "model_cards"
 CARDS = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_model_cards"
@@ -82,7 +82,7 @@ def render_card(
         pipeline_tag="feature-extraction",
         tags=[*dict.fromkeys(tags)],
     )
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8")) if is_library else []
+    modules = read_json(folder / "modules.json", "write it again") if is_library else []
     parts = [CARDS / f"{kind if kind in MODELS else 'stock'}.md", CARDS / "common.md"]
     links = {name: f"[{name}](https://huggingface.co/datasets/{name})" for name in _hub_ids(trained_on)}
     return str(

@@ -156,6 +156,3 @@ def _cut(tensor: torch.Tensor, name: str, depth: int, kept: Sequence[int]) -> to
         return tensor
     split = tensor.unflatten(place, (depth, -1)).index_select(place, torch.tensor(kept))
     return split.flatten(place, place + 1).contiguous()
-
-
-__all__ = ["cut_checkpoint", "fetch_small_files", "find_shards"]

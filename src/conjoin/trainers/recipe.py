@@ -103,8 +103,7 @@ class ModelArguments:
             if name not in (None, SAMPLE):
                 check_is_made(str(name))
                 check_model(str(name))
-        given: Any = self.model_init_kwargs or {}
-        options: dict[str, Any] = dict(given)
+        options: dict[str, Any] = dict(self.model_init_kwargs or {})  # type: ignore[arg-type]  # a mapping, as it was parsed
         if self.load_in_4bit:
             if not self.use_peft:
                 raise ValueError("load_in_4bit freezes the layers that it stores in 4 bits; set use_peft: true")
