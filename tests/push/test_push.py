@@ -30,7 +30,7 @@ RECIPE = {
     "use_peft": False,
     "lora_r": 16,
     "matryoshka_dims": [],
-    "ran": {"world_size": 2, "versions": {"torch": "2.13.0"}, "commit": "abc"},
+    "ran": {"world_size": 2, "versions": {"torch": "2.13.0"}, "datasets": {"someone/captions": "0123456789"}},
     "log": [{"loss": 0.5}],
 }
 SCORE = {"label": "text → image, R@10", "metric": {"value": 0.451, "low": 0.4, "high": 0.5, "chance": 0.027}}
@@ -121,10 +121,11 @@ def test_card_says_what_the_folder_says(folder, tmp_path):
     assert {"mteb", "loss:GCL"} <= {*told["tags"]} and (public["metrics"][0]["type"]) == "main_score"
     assert "arXiv 2509.25638" in card and "@misc{gcl,\n  title = {Generalized" in card and card.count("```") % 2 == 0
     assert "| inputs | text, image" in card and "| layers of the text model | " in card and "pip install" in card
-    assert "[someone/captions](https://huggingface.co/datasets/someone/captions)" in card
+    link = "[someone/captions](https://huggingface.co/datasets/someone/captions/tree/0123456789) at commit 0123456"
+    assert link in card and "| datasets |" not in card
     assert result["dataset"] == {"name": "Emoji", "type": "emoji", "split": "test"}
     assert result["metrics"] == [{"type": "text_to_image_r@10", "value": 45.1, "name": "text → image, R@10"}]
-    rows = {"max_steps": 300, "learning_rate": 0.002, "world_size": 2, "commit": "abc", "versions": "torch 2.13.0"}
+    rows = {"max_steps": 300, "learning_rate": 0.002, "world_size": 2, "versions": "torch 2.13.0"}
     assert all(f"| {name} | {value} |" in card for name, value in rows.items())
     assert not any(name in card for name in ("epochs", "peft", "lora_r", "matryoshka_dims", "adam_beta2"))
     assert "| text → image, R@10 | 45.1 % | 40.0 to 50.0 | 2.7 % |" in card and "`bert`" in card

@@ -50,6 +50,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoProcessor
 from conjoin import load_encoder, load_model, open_collection
 from conjoin.retrieval import Collection
+from conjoin.trainers.base import hub_revisions
 
 for name, revision in (("new", None), ("pinned", sha)):
     found[f"conjoin {name}"] = load_encoder("me/model", revision=revision).encode(texts)
@@ -79,6 +80,7 @@ from datasets import load_dataset
 import evaluate
 
 rows = load_dataset("me/triplets", split="test")
+found["commits"] = [hub_revisions(rows)["me/triplets"], HfApi().dataset_info("me/triplets").sha]
 found["picture"] = np.asarray(rows[0]["query_image"].convert("RGB"))
 try:
     load_model("me/model", revision="absent")
@@ -135,6 +137,7 @@ def test_push_then_load(hub, tiny_checkpoints, pictures, photos, tmp_path):
             np.testing.assert_allclose(found[name], expected["new"], atol=1e-6, err_msg=name)
         for name in ("conjoin pinned", "sentence pinned", "transformers pinned", "command pinned"):
             np.testing.assert_allclose(found[name], expected["pinned"], atol=1e-6, err_msg=name)
+        assert found["commits"][0] == found["commits"][1]
         assert np.array_equal(found["picture"], np.asarray(pictures[0])) and found["mrr"] == 0.5
         assert re.match("cannot load the model 'me/model': .*absent", str(found["error"]))
         result = collection.rank(vectors, 3, where="price < 8")

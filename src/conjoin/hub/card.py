@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from datasets.naming import camelcase_to_snakecase
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import TrainingArguments
@@ -85,6 +86,10 @@ def render_card(
     modules = read_json(folder / "modules.json", "write it again") if is_library else []
     parts = [CARDS / f"{kind if kind in MODELS else 'stock'}.md", CARDS / "common.md"]
     links = {name: f"[{name}](https://huggingface.co/datasets/{name})" for name in _hub_ids(trained_on)}
+    commits = recipe.get("ran", {}).get("datasets", {})
+    for name, (owner, _, repository) in zip(links, (name.partition("/") for name in links), strict=True):
+        if commit := commits.get(f"{owner}/{camelcase_to_snakecase(repository)}"):
+            links[name] = f"[{name}](https://huggingface.co/datasets/{name}/tree/{commit}) at commit {commit[:7]}"
     return str(
         ModelCard.from_template(
             card,
@@ -155,6 +160,7 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     """What a card's table says of the training: the keys of a recipe that are set, and what it ran on."""
     ran = dict(recipe.get("ran", {}))
     ran["versions"] = ", ".join(f"{name} {number}" for name, number in ran.get("versions", {}).items())
+    ran["datasets"] = ""  # beside the method
     unused = {each.name for each in fields(TrainingArguments)} - {*_TRAINING} | {"ran", "log", *_MODELS, "trainer"}
     unused |= {"num_train_epochs"} if recipe.get("max_steps", -1) > 0 else {"max_steps"}
     unused |= set() if recipe.get("use_peft") else {name for name in recipe if name.startswith("lora_")}

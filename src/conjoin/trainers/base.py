@@ -952,6 +952,7 @@ class RetrievalTrainer(Trainer):
             "effective_batch": batch * self.args.gradient_accumulation_steps,
             "versions": {each: version(each) for each in ("torch", "transformers", "accelerate", "peft", "datasets")},
             "conjoin": conjoin.__version__,
+            "datasets": hub_revisions(self.train_dataset),
         }
         record = (self.args.recipe or {"trainer": name, "model_name_or_path": source or None}) | self.args.to_dict()
         record |= {"ran": ran, "log": self.state.log_history}
@@ -1068,6 +1069,13 @@ def named_row(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, A
     several = {new: [row[each] for each in old] for new, old in columns.items() if not isinstance(old, str)}
     joined = {new: " ".join(str(text) for text in texts if not is_missing(text)) for new, texts in several.items()}
     return dict(row) | {new: row[old] for new, old in columns.items() if isinstance(old, str)} | joined
+
+
+def hub_revisions(rows: Any) -> dict[str, str]:
+    """The commit of each dataset of the Hub that rows were downloaded from, by its name in the cache of `datasets`."""
+    files = [each["filename"] for each in getattr(rows, "cache_files", [])]
+    found = (re.search(r"([^/\\]+)___([^/\\]+)(?:[/\\][^/\\]+){2}[/\\]([0-9a-f]{40})[/\\]", file) for file in files)
+    return {f"{match[1]}/{match[2]}": match[3] for match in found if match}
 
 
 def _cut(value: Tensor, width: int) -> Tensor:
