@@ -28,6 +28,7 @@ class BenchmarkOptions(PromptOptions, ImageOptions, RerankOptions, ComputeOption
         out: Folder to write to, or to resume in.
         baselines: Also score text alone, picture alone, the sum of both vectors, and the towers (default: if there are
             at most 10,000 items).
+        sizes: Also score shorter vectors and fewer bits, as a table and a chart over the bytes of a vector.
         hubness_penalty: Subtract N times a candidate's mean score over all queries (transductive).
 
     Example:
@@ -38,6 +39,7 @@ class BenchmarkOptions(PromptOptions, ImageOptions, RerankOptions, ComputeOption
     benchmark: str | None = None
     out: str | None = None
     baselines: bool | None = None
+    sizes: bool = False
     hubness_penalty: float = 0.0
 
 
@@ -117,7 +119,7 @@ def _of_model(options: Any, processes: "PartialState | None") -> "Results":  # n
     from conjoin.retrieval import load_encoder
 
     encoder, reranker = load_encoder(options.source, **options.encoder_options()), options.load_reranker()
-    names = ("hubness_penalty", "rerank_top", "baselines", "prompt", "prompt_name")
+    names = ("hubness_penalty", "rerank_top", "baselines", "sizes", "prompt", "prompt_name")
     shared: Any = {"processes": processes, "show_progress": not options.quiet}
     how = EvaluateOptions(reranker=reranker, **shared, **pick(options, *names))
     task, out = find_task(options.benchmark), Path(options.out)

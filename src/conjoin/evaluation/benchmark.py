@@ -38,6 +38,7 @@ from conjoin.evaluation.results import (
     TableRow,
     score_ranks,
 )
+from conjoin.evaluation.sizes import size_tables
 from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.progress import progress
 from conjoin.retrieval import Collection, ItemEncoder, Reranker, encode_collection, rerank, search_exactly
@@ -83,6 +84,7 @@ class EvaluateOptions:
         reranker: Sorts the first candidates of each query again, in scores and run files.
         rerank_top: How many of them.
         baselines: Also score parts of the items, and the model's towers. None: if there are few rows.
+        sizes: Also score shorter vectors and fewer bits, see `size_tables`.
         prompt: Of queries without an instruction, in place of the model's own prompt.
         prompt_name: The name of one of the model's prompts, likewise.
         processes: Of a launch, see `launched_processes`: they share the rows to encode, each returns all scores, and
@@ -97,6 +99,7 @@ class EvaluateOptions:
     reranker: Reranker | None = None
     rerank_top: int = 100
     baselines: bool | None = None
+    sizes: bool = False
     prompt: str | None = None
     prompt_name: str | None = None
     processes: PartialState | None = None
@@ -457,6 +460,10 @@ def make_report(task: Task, scores: Sequence[CellScores]) -> Results:
     results.tables += [*kinds_tables(scores), *task.tables(scores)]
     if (table := baseline_table(scores)) is not None:
         results.tables.append(table)
+    if (options := scores[0].vectors.options).sizes:
+        table, curve = size_tables(scores, _FIRST if _FIRST in options.ks else max(options.ks))
+        results.tables.append(table)
+        results.curves.append(curve)
     count = min(3, max(1, _EXAMPLES // len(scores)))
     for each in scores:
         shown = dict.fromkeys([*each.sample(count), *each.sample(count, missed=True)])
