@@ -193,7 +193,8 @@ ROWS = {
         Row("stage 1, true masks", "ablations", "solar_stage1", budget="stage1", truth=True),
         *(row for name in FAMILIES for row in _ablations(name)),
         *(
-            _second(f"stage 2, AUROC {dose}", "dose", "stage 1", {"mined_per_anchor": 0}, truth=True, auroc=dose)
+            _second(f"{name}, AUROC {dose}", group, "stage 1", term | {"mined_per_anchor": 0}, truth=True, auroc=dose)
+            for name, group, term in (("stage 2", "dose", {}), ("Mixed", "dose-mixed", {"itc_weight": 1.0}))
             for dose in DOSES
         ),
         Row("GCL, continued, grouped", "grouped", "gcl", "GCL, short", "rest", grouped=2),

@@ -86,8 +86,20 @@ def test_the_products_of_a_query_can_be_left_out(root, tmp_path):
     assert read_qrels(tmp_path / "qrels/test.txt")["1"] == {"1": 1, "4": 1}
 
 
+def test_what_is_wrong_with_first_results(root, tmp_path):
+    write_queries(root, [*QUERIES, query("aaa", ["2"], [3], attribute="others")])
+
+    def shares(**which):
+        table = run(root, tmp_path, **which).tables[-1]
+        return [round(5 * row[1].value) for row in table.rows]
+
+    # no product is red; the class of 8, which is first for "e", is not that of the right answer
+    assert shares() == [0, 1, 3, 1]  # right, category, attribute, visual or detail
+    assert shares(exclude_query_products=True) == [1, 1, 2, 1]
+
+
 def test_tables_by_language_and_subset(root, tmp_path):
-    _, by_language, subsets = run(root, tmp_path).tables
+    _, by_language, subsets, _ = run(root, tmp_path).tables
     assert values(by_language) == {
         "en": [0.0, 0.5, 0.5, 0.25],
         "th": [0.0, 1.0, 1.0, pytest.approx((1 / 2 + 1 / 3) / 2)],
@@ -104,7 +116,7 @@ def test_kinds_of_several_subsets_have_an_average(root, tmp_path):
     found = values(run(root, tmp_path).tables[2])
     assert list(found) == ["language:th", "language:en", "average, language", "class:cloth"]
     (root / "ood.json").write_text('{"class": ["boat"]}')  # no query is of it
-    assert [table.title for table in run(root, tmp_path).tables] == ["Scores", "By language"]
+    assert [table.title for table in run(root, tmp_path).tables] == ["Scores", "By language", "First results"]
 
 
 def test_a_subset_alone(root, tmp_path):

@@ -7,14 +7,27 @@ class: any of these products is of the class. A query is in one subset of each a
 [2] stand for images.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from conjoin.evaluation.tasks import Cell, Rows, Task
 
+if TYPE_CHECKING:
+    from conjoin.evaluation.benchmark import CellScores
+    from conjoin.evaluation.results import Table
+
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
+ERRORS = ("right", "category error", "attribute error", "visual or detail error")
+"""Of the first result; the first that holds counts."""
+OTHERS = "others"
+"""The attribute of a query whose conditions are not known."""
+_ERRORS_NOTE = (
+    "Category: no right product has the class of the first result. Attribute: it lacks one that the query takes from a "
+    "product. Visual or detail: class and attributes fit, and it is not among the right ones."
+)
 
 
 @dataclass(kw_only=True)
@@ -94,6 +107,37 @@ def merit_cells(options: MeritOptions) -> list[Cell]:
     ]
 
 
+def error_table(scores: "Sequence[CellScores]") -> "list[Table]":
+    """What is wrong with the first results, as far as classes and attributes tell (Sec. 3.4, App. E.5).
+
+    The paper's visual and detail errors, which people told apart, are one row.
+    """
+    import numpy as np
+
+    from conjoin.evaluation.results import Metric, Table
+
+    tables = []
+    for each in scores:
+        rows = each.cell.queries.rows
+        queries, products = {query.id: query for query in rows.queries}, rows.items.products
+        found: dict[str, list[bool]] = {name: [] for name in ERRORS}
+        for id_, rank, names, points in zip(each.ids, each.ranks, *each.results, strict=True):
+            query, first = queries[id_], products[names[int(np.argmax(points))]]
+            asked = {pair for wanted in query.conditions.values() for pair in wanted.items() if pair[0] != OTHERS}
+            reasons = [
+                rank == 1,
+                first.kind not in {products[pid].kind for pid in query.positives},
+                any(first.attributes.get(name) != value for name, value in asked),
+                True,
+            ]
+            reason = reasons.index(True)
+            for number, name in enumerate(ERRORS):
+                found[name].append(number == reason)
+        shares = [[name, Metric.from_values(np.array(own, dtype=float))] for name, own in found.items()]
+        tables.append(Table("First results", ["", "share"], shares, _ERRORS_NOTE))
+    return tables
+
+
 TASK = Task(
     "merit",
     "MERIT",
@@ -101,4 +145,5 @@ TASK = Task(
     MeritOptions,
     merit_cells,
     headline=("hit_rate@1", "hit_rate@5", "hit_rate@10", "mrr@10"),
+    tables=error_table,
 )
