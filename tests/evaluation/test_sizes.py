@@ -71,7 +71,7 @@ def test_each_size_finds_what_a_loop_finds(scores):
 
 
 def test_a_cell_that_leaves_candidates_out_does_not_count(scores):
-    with pytest.raises(ValueError, match="in no cell .* same candidates"):
+    with pytest.raises(ValueError, match=r"in no cell .* same candidates"):
         size_tables(scores(excluded={"0": ["1"]}), 5)
 
 

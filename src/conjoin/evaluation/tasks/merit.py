@@ -25,8 +25,8 @@ ERRORS = ("right", "category error", "attribute error", "visual or detail error"
 OTHERS = "others"
 """The attribute of a query whose conditions are not known."""
 _ERRORS_NOTE = (
-    "Category: no right product has the class of the first result. Attribute: it lacks one that the query takes from a "
-    "product. Visual or detail: class and attributes fit, and it is not among the right ones."
+    "Category: no right product has the class of the first result. Attribute: it lacks one that the query names. "
+    "Visual or detail: class and attributes fit, and it is not among the right ones."
 )
 
 
