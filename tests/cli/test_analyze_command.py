@@ -35,7 +35,7 @@ def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, t
     assert "Content-Security-Policy" in (out / "report.html").read_text()
 
 
-def test_mistakes_are_one_line(data, mllm_checkpoints, capsys):
+def test_bad_options_are_one_line(data, mllm_checkpoints, capsys):
     source, _ = mllm_checkpoints("qwen2_vl")
     assert main(["analyze", source, data, "--out", "never", "--pairs", "0"]) == 2
     assert capsys.readouterr().err == "conjoin: --pairs must be at least 1, got 0\n"

@@ -63,7 +63,7 @@ def test_a_collection_ranks_positives(path, collection, tmp_path):
         ("--queries 0", "--queries must be at least 1, got 0"),
     ],
 )
-def test_a_mistake_is_one_line(path, tmp_path, capsys, options, message):
+def test_bad_options_are_one_line_and_write_nothing(path, tmp_path, capsys, options, message):
     assert compose(path, tmp_path / "out", *options.split()) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

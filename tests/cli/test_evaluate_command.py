@@ -112,7 +112,7 @@ def test_a_benchmark_has_options_of_its_own(capsys, monkeypatch):
         assert all(f"{name} (" in text for name in TASKS) and ("--cells" in text and "--data DATA" in text) == has
 
 
-def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
+def test_bad_options_of_a_benchmark_are_one_line(model, mini, tmp_path, capsys):
     def error(name, *words):
         assert main(["evaluate", model, "--benchmark", name, "--out", str(tmp_path / "out"), "--quiet", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -14,7 +14,7 @@ def test_the_version(capsys):
     assert capsys.readouterr().out.startswith("conjoin 0.")
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, tmp_path):
+def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path):
     assert main(["train", str(tmp_path / "absent.yaml")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("conjoin: no recipe at")

@@ -141,7 +141,7 @@ def test_meta_says_what_the_model_is(tiny_checkpoints):
     assert MtebModel(load_encoder(tiny_checkpoints["clip"])).mteb_model_meta.modalities == ["text", "image"]
 
 
-def test_mistakes_are_one_line(model, tmp_path, capsys, monkeypatch):
+def test_unknown_tasks_are_named(model, tmp_path, capsys, monkeypatch):
     def refuse(*names, tasks=()):
         raise KeyError(f"{[*names, *tasks]} not found")
 

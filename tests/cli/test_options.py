@@ -53,7 +53,7 @@ def test_types_and_defaults():
         ("copy a b --keep-pictures 0", "--keep-pictures must be at least 1, got 0"),
     ],
 )
-def test_a_mistake_is_one_line(words, message, capsys):
+def test_bad_options_are_one_line_with_a_remedy(words, message, capsys):
     assert main(words.split()) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"conjoin: {message}") and error.count("\n") == 1

@@ -33,7 +33,7 @@ from conjoin.serving.searcher import Searcher
         ("serve --model m --api-key-file keys", "there is no key in 'keys'"),
     ],
 )
-def test_mistakes_are_one_line(words, problem, capsys, tmp_path, monkeypatch):
+def test_what_cannot_be_served_is_one_line(words, problem, capsys, tmp_path, monkeypatch):
     pytest.importorskip("uvicorn")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text("# none yet\n\n  # later\n")

@@ -87,7 +87,7 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--resume"], "no checkpoint to resume from in"),
     ],
 )
-def test_a_mistake_is_one_line(recipe, capsys, words, message):
+def test_a_bad_recipe_or_flag_is_one_line(recipe, capsys, words, message):
     assert main(["train", str(recipe), *words]) == 2
     error = capsys.readouterr().err
     assert message in error.splitlines()[-1] and error.splitlines()[-1].startswith("conjoin: ")

@@ -54,7 +54,7 @@ def test_accelerate_deals_steps_out_and_sets_the_epoch(processes):
         ((["x", "y"], 2, ["a", "b"]), "2 rows do not fill a step of 2 with different positives of one dataset"),
     ],
 )
-def test_mistakes(arguments, message):
+def test_rows_that_do_not_fill_a_step_are_counted(arguments, message):
     with pytest.raises(ValueError, match=message):
         RetrievalBatchSampler(*arguments)
 

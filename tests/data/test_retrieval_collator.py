@@ -70,7 +70,7 @@ def test_texts_alone_without_ids(tmp_path):
         ({"negatives": [{"text": "x"}]}, "some rows have 'positive_id'"),
     ],
 )
-def test_mistakes_name_the_row(rows, change, message):
+def test_rows_that_do_not_fit_together_are_named(rows, change, message):
     rows[1] |= change
     with pytest.raises(ValueError, match=message):
         RetrievalCollator(processor)(rows)

@@ -84,7 +84,7 @@ def test_the_command_takes_a_collection(own_export, tmp_path, capsys):
         (["what,ids", "table,c"], "found no column of words or pictures among what, ids"),
     ],
 )
-def test_mistakes_name_the_row(shop, lines, problem):
+def test_a_query_without_words_or_right_rows_is_named(shop, lines, problem):
     collection, encoder, folder = shop
     with pytest.raises(ValueError, match=problem.replace("|", "\\|")):
         evaluate_collection(collection, write(folder, *lines), encoder)

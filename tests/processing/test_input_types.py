@@ -111,7 +111,7 @@ def test_the_mllm_processor_concatenates(mllm_checkpoints):
         (RED, "sum", r"input_type='sum'; expected one of \('seq', 'cat', 'avg'\)"),
     ],
 )
-def test_mistakes(item, input_type, message):
+def test_items_that_have_no_such_form_are_named(item, input_type, message):
     with pytest.raises(ValueError, match=message):
         apply_input_type(item, input_type, "item 3")
 

@@ -223,7 +223,7 @@ def test_a_commit_of_somebody_else_in_between_is_not_overwritten(hub, api, model
     assert hub.files() == {"model.safetensors": b"theirs"}
 
 
-def test_mistakes_are_one_line(model, tmp_path, capsys):
+def test_what_cannot_be_pushed_is_one_line(model, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "strange").mkdir()
     for name in ("config.json", "modules.json", "processor_config.json", "model.safetensors"):

@@ -223,7 +223,7 @@ def test_the_command_knows_a_collection_and_prints_its_card(photos, capsys):
     assert str(photos.parent) not in printed.out + printed.err
 
 
-def test_mistakes_with_collections_are_named(photos, tmp_path, capsys):
+def test_collections_that_cannot_be_pushed_or_copied_are_named(photos, tmp_path, capsys):
     for words, problem in (
         (["push", str(photos), "me/x", "--type", "space", "--model", "m"], "'m' lacks config.json"),
         (["push", str(photos), "me/x", "--keep-pictures", "0"], "--keep-pictures must be at least 1"),

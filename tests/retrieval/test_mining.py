@@ -249,7 +249,7 @@ class TestDescriptions:
             ({"a/b": {"model": "m", "query": "text", "candidate": "image"}}, "the name of a miner .* got 'a/b'"),
         ],
     )
-    def test_mistakes(self, described, message):
+    def test_a_bad_description_names_its_miner(self, described, message):
         with pytest.raises(ValueError, match=message):
             parse_miners(described)
 

@@ -155,7 +155,7 @@ def test_rows_like_a_row(client, searcher):
         ({"where": "repeat(text, 300) = 'a'"}, "the condition calls 'repeat'"),
     ],
 )
-def test_mistakes_are_named(client, body, problem):
+def test_bad_fields_of_a_search_are_named(client, body, problem):
     answer = client.post("/search", json=body)
     assert answer.status_code == 422 and problem in answer.json()["error"]["message"]
 

@@ -76,7 +76,7 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"": "- 1"}, "a recipe is a mapping of keys to values, got list"),
     ],
 )
-def test_a_mistake_names_the_key_and_the_remedy(path, changes, message):
+def test_a_bad_recipe_names_the_key_and_the_remedy(path, changes, message):
     recipe = yaml.safe_load(path.read_text()) | changes
     text = recipe.get("", yaml.safe_dump(recipe))
     path.write_text(text.replace(PAIRS, recipe["dataset_name"]))

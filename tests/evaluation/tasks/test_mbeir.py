@@ -183,7 +183,7 @@ def test_judgements_of_candidates_that_the_pool_lacks_are_counted(root, tmp_path
         ("global pool", ValueError, "'2:18' of the local pool of webqa_task1"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_encoded(root, tmp_path, which, error, message):
+def test_bad_data_is_named_before_anything_is_encoded(root, tmp_path, which, error, message):
     if which == "no answer":
         write_cell(root, CELL, {"a": ["2:90"]})
     if which == "global pool":

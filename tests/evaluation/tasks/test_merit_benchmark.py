@@ -151,7 +151,7 @@ def test_ablations(root, tmp_path):
         ({}, ValueError, r"queries-test\.json', line 5: the query names the unknown product '99'"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_encoded(root, tmp_path, which, error, message):
+def test_bad_data_is_named_before_anything_is_encoded(root, tmp_path, which, error, message):
     write_queries(root, QUERIES if which else [*QUERIES, query("a", ["99"], [1])])
     encoder = letters_encoder()
     with pytest.raises(error, match=message):

@@ -93,7 +93,7 @@ def test_a_malformed_row_is_named(folder, tmp_path, change, error, message):
         run(tiny_encoder(), folder, tmp_path, subsets=["Seen"])
 
 
-def test_subsets_are_found_and_mistakes_named(folder):
+def test_subsets_are_found_and_bad_rows_named(folder):
     assert list(find_subsets(folder)) == ["Read", "Seen"]
     with pytest.raises(ValueError, match=r"no subset 'Sen' in .*; there are \['Read', 'Seen'\]"):
         find_subsets(folder, ["Sen"])
