@@ -27,6 +27,10 @@ def read(path, column, cells, **options):
         ((1299, 129900, 1299999.5, 1299, 12), ("Rs. 1,299", "₹1,29,900", "₹12,99,999.50", "US$ 1,299.00", "A$12")),
         ((-5, -1299, -5, 0.75, 45), ("\u22125", "\u22121.299,00 €", "$-5", "$.75", "4.5e1")),
         ((1299.5, 12, 12.5, 1299, 1299), ("1'299.5 CHF", "CHF 12.–", "12,5", "1\u202f299 EUR", "INR 1,299.00/-")),
+        (
+            (9, 9.9, 12.5, 1299, 1299),
+            ("from $9", "ab 9,90 €", "12,50 Euro inkl. Steuer", "１２９９円(税込)", "S/ 1299"),
+        ),
         ((1.299, 0.5, 1000.25, 2.5), ("1.299", "0.5", "1000.25", "2.500")),
         ((1299, 899, 49.9), ("1.299", "899", "49,90")),
         ((1299, 1299, 1299), ("1.299", "1,299", "1.299 €")),
@@ -39,7 +43,9 @@ def test_numbers_and_prices(tmp_path, numbers, texts, streaming):
     assert tuple(row["metadata"]["price"] for row in rows) == numbers
 
 
-@pytest.mark.parametrize("text", ["size 43", "10-20", "27.11.2026", "1,2,3", "12 34", "5 €/kg", "on request"])
+@pytest.mark.parametrize(
+    "text", ["size 43", "10-20", "27.11.2026", "1,2,3", "12 34", "5 €/kg", "on request", "$1.2k", "1,2 Mio. €"]
+)
 def test_other_texts_are_no_numbers(tmp_path, text):
     with pytest.raises(ValueError, match=r"row 1 .*price is .*; expected a number, such as 9.5 or US\$ 1,299.00"):
         read(tmp_path, "price", ["3", text], keep=["price:number"])
@@ -82,19 +88,27 @@ IMAGES = [
     ("red.png|blue.png", ["red", "blue"]),
     ("red.png; blue.png", ["red", "blue"]),
     ("red.png,blue.png", ["red", "blue"]),
+    ("red.png\nblue.png", ["red", "blue"]),
+    (f"red.png,{URL}", ["red", URL]),
     ('["red.png", "blue.png"]', ["red", "blue"]),
     ("['red.png', 'blue.png']", ["red", "blue"]),
+    ("['red.png' 'blue.png']", ["red", "blue"]),
     ("red.png|", ["red"]),
     (URL, [URL]),
     (URL.removeprefix("https:"), [URL]),
     (f"{URL}, {URL}1", [URL, f"{URL}1"]),
+    (f"{URL},{URL}1", [URL, f"{URL}1"]),
     (f"{URL} {URL}1", [URL, f"{URL}1"]),
     ({"src": URL, "alt": "a chair"}, [URL]),
     ({"url": URL}, [URL]),
+    ({"alt": "a chair", "tags": ["wood"], "originalSrc": URL}, [URL]),
+    ({"edges": [{"node": {"image": {"url": URL}}}]}, [URL]),
     ([{"src": URL}, {"src": f"{URL}1"}], [URL, f"{URL}1"]),
     ("data:image/png;base64,{red}", ["red"]),
     ("{red}", ["red"]),
     ("{red}|{blue}", ["red", "blue"]),
+    ("data:image/png;base64,{red},data:image/png;base64,{blue}", ["red", "blue"]),
+    ("b'{red}'", ["red"]),
 ]
 
 

@@ -1,6 +1,7 @@
 """Rows name only the files and URLs that their source may name."""
 
 import json
+import unicodedata
 
 import datasets
 import pytest
@@ -64,6 +65,18 @@ def test_files_inside_a_folder(folder, tmp_path):
     assert len(load_pairs(folder)) == 3
     (tmp_path / "alias").symlink_to(folder)
     assert len(load_pairs(tmp_path / "alias")) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["größe\\rot 1.png", "/größe/rot 1.png", "gro\u0308ße/rot 1.png", "gr%C3%B6%C3%9Fe/rot%201.png?v=2"]
+)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_path_of_another_computer_finds_its_file(folder, name, form):
+    own = folder / unicodedata.normalize(form, "größe") / "rot 1.png"
+    own.parent.mkdir()
+    (folder / "inner/own.png").rename(own)
+    write(folder, name)
+    assert load_pairs(folder)[0]["image"]["path"] == str(own)
 
 
 def test_a_saved_dataset_names_files_inside_its_folder(folder, outside):

@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import math
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -24,12 +26,18 @@ from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 
 NO_VALUES = ("", "n/a", "na", "#n/a", "<na>", "-", "--", "–", "—", "null", "none", "nan", "nat")
 """Texts that say that there is no value, in any case."""
-_DASHES = dict.fromkeys(map(ord, "−–—‒－﹣"), "-") | dict.fromkeys(map(ord, "'’"), "")
-"""Signs as a minus, and the Swiss marks of thousands, which go."""
+_DASHES = dict.fromkeys(map(ord, "−–—‒－﹣"), "-") | dict.fromkeys(map(ord, "'’٬"), "") | {ord("٫"): "."}
+"""Signs as a minus; the Swiss and the Arabic marks of thousands, which go; the Arabic decimal mark."""
 _AFTER_WHOLE = (".", ".-", ",-", ":-", "/-")
 """Behind an amount without hundredths: `12.-`, `12,–`, `12/-`."""
+_WORDS_OF_PRICE = re.compile(r"(?:[^\W\d_]|[\s.:*]|\([^\W\d_]+\))*")
+"""What may stand before a price, and behind its currency: `from $9`, `12,50 € inkl. MwSt.`, `1,299円(税込)`."""
+_MORE_CURRENCIES = re.compile(r"Euro|S/|KSh|元|บาท|тг|د\.إ|ر\.س")
+"""What shops write and price_parser does not know."""
 _LONGEST_PRICE, _LOOKED_AT = 40, 1000
 _LOCATIONS = ("src", "url", "path")
+_DATA_URI, _REMOTE = re.compile(r"[|;,\s]+(?=data:)"), re.compile(r"(?i)[|;,\s]+(?=data:|(?:https?:)?//)")
+"""What stands before the next of several pictures that are no files."""
 _SHORTEST_BASE64 = 40
 _WORDS = "a abbr b big cite code del em font i ins mark q s small span strong sub sup u"
 _BLOCKS = (
@@ -98,7 +106,9 @@ def read_images(cell: Any) -> Any:
     if is_missing(cell):
         return None
     if isinstance(cell, Mapping) and cell.get("bytes") is None:
-        return next((read_images(cell[name]) for name in _LOCATIONS if not is_missing(cell.get(name))), None)
+        others = [value for name, value in cell.items() if name not in _LOCATIONS and _may_be_image(value)]
+        found = map(read_images, [*map(cell.get, _LOCATIONS), *others])
+        return next((image for image in found if image is not None), None)
     if isinstance(cell, str):
         return _image_or_images(cell.strip())
     if isinstance(cell, list | tuple):
@@ -107,23 +117,37 @@ def read_images(cell: Any) -> Any:
     return cell
 
 
+def _may_be_image(value: Any) -> bool:
+    """Whether a value of an object, such as its `href` or `image`, is the place of a picture, or may hold one."""
+    if isinstance(value, str):
+        return _is_remote(value) or _is_picture_file(value)
+    return isinstance(value, Mapping) or (isinstance(value, list) and value != [] and all(map(_may_be_image, value)))
+
+
 def _parsed(text: str) -> Any:
     """Return the value that a text is in JSON or in Python; the text itself if it is none."""
     for parse in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return parse(text)
+        text = re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)  # as NumPy prints an array
     return text
 
 
 def _image_or_images(cell: str) -> Any:
-    if cell[0] in "[{" and isinstance(parsed := _parsed(cell), dict | list):
-        return read_images(parsed)
+    with suppress(RecursionError):
+        if cell[0] in "[{" and isinstance(parsed := _parsed(cell), dict | list):
+            return read_images(parsed)
+    if written := re.fullmatch(r"b(['\"])(.*)\1", cell):  # bytes as Python prints them
+        cell = written[2]
     if kind := _base64_kind(cell):
         return f"data:{kind};base64,{cell}"
-    for separator in ("|", None) if cell.startswith(DATA_URIS) else ("|", ";", ",", None):
-        parts = [part for each in cell.split(separator) if (part := each.strip())]
-        if len(parts) > 1 and (all(map(_is_remote, parts)) or (separator and all(map(_is_picture_file, parts)))):
-            return [_image_or_images(part) for part in parts]
+    parts = (_DATA_URI if cell.startswith(DATA_URIS) else _REMOTE).split(cell)  # a URL may hold commas itself
+    for separator in ("|", ";", ",", "\n") if len(parts) == 1 else ():
+        split = [part for each in cell.split(separator) if (part := each.strip())]
+        if len(split) > 1 and (all(map(_base64_kind, split)) or all(map(_is_picture_file, split))):
+            parts = split
+    if len(parts) > 1:
+        return read_images(parts)
     cell = cell.strip("|;, ")
     is_host = cell.startswith("//") and "." in cell[2:].partition("/")[0]
     return f"https:{cell}" if is_host else cell or None
@@ -185,22 +209,27 @@ def decimal_mark(values: Iterable[Any]) -> str | None:
 
 def _amount(text: str) -> tuple[str, str] | None:
     """Return the sign and the digits, with their marks, of a number or price; None if anything else is in the text."""
-    plain = " ".join(text.translate(_DASHES).split())
+    plain = " ".join(unicodedata.normalize("NFKC", text).translate(_DASHES).split())
     places = [place for place, letter in enumerate(plain) if letter.isdecimal()]
     if not places or len(plain) > _LONGEST_PRICE:
         return None
     start = places[0]
     start -= start > 0 and plain[start - 1] in ".," and not plain[: start - 1].strip().isalpha()  # .75, but not Rs.75
     before, digits, after = plain[:start], plain[start : places[-1] + 1], plain[places[-1] + 1 :]
-    is_amount = all(letter.isdecimal() or letter in "., " for letter in digits)
-    if is_amount and _no_currency(before) in ("", "-", "+") and _no_currency(after) in ("", *_AFTER_WHOLE):
-        return _no_currency(before), digits
-    return None
+    if not all(letter.isdecimal() or letter in "., " for letter in digits):
+        return None
+    sign, behind = _no_currency(before), _no_currency(after)
+    if (sign, behind) != (before.strip(), after.strip()):  # there is a currency
+        sign = sign if sign in ("-", "+") or not _WORDS_OF_PRICE.fullmatch(sign) else ""
+        is_last = not after.strip().startswith(behind)  # not so the k of $1.2k, and Mio. of 1,2 Mio. €
+        behind = "" if is_last and _WORDS_OF_PRICE.fullmatch(behind) else behind
+    return (sign, digits) if sign in ("", "-", "+") and behind in ("", *_AFTER_WHOLE) else None
 
 
 @lru_cache(4096)
 def _no_currency(text: str) -> str:
     """Return what stands before or behind an amount without its currencies."""
+    text = _MORE_CURRENCIES.sub("€", text)
     while currency := Price.fromstring(text).currency:
         before, _, after = text.partition(currency)
         text = f"{before.strip()} {after.removeprefix('.').strip()}"

@@ -35,9 +35,9 @@ COLUMN_NAMES = {
     "text": """text caption captions txt title name product_name product_title item_name titel bezeichnung produktname
         artikelname artikelbezeichnung titre nom nombre titulo titolo nome alt_text sentence texts sentences
         description short_description product_description beschreibung kurzbeschreibung body_html""",
-    "id": """id __key__ key uid uuid item_id variant_sku sku asin variant_id product_id image_id photo_id artikelnummer
-        artikelnr artikel_nr artikel_id art_nr artnr article_number item_number product_number product_code mpn ean
-        gtin barcode nr number handle""",
+    "id": """id __key__ key uid uuid item_id variant_sku sku asin variant_id article_id product_id image_id photo_id
+        artikelnummer artikelnr artikel_nr artikel_id art_nr artnr article_number item_number product_number
+        product_code mpn ean gtin barcode nr number handle""",
     "group": """group group_id item_group_id product_group parent_id parent_sku parent handle product_id product
         style_id produkt_id produkt modell model""",
 }
@@ -97,8 +97,9 @@ class TableColumns(NamedTuple):
 
 
 def plain_name(name: str) -> str:
-    """Return a name in small letters, with `_` for all that is no letter or digit: `price_incl_vat`."""
-    return re.sub(r"[^\w]+", "_", name.lower()).strip("_") if name[:2] != "__" else name.lower()
+    """Return a name in small letters, with `_` between its words: `Price (incl. VAT)` as `price_incl_vat`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^\w]+", "_", name)
+    return words.strip("_").lower() if name[:2] != "__" else name.lower()
 
 
 def clean_name(name: str) -> str:

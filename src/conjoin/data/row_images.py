@@ -5,9 +5,11 @@ In a row with several images, `<image>` in the text marks the place of the next 
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import datasets
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -99,7 +101,10 @@ class RowImages(NamedTuple):
             return [self.check(each, name) for each in image]
         if not isinstance(image, str | None):
             return image
-        file = check_image_path(image and self.absolute(image), self.folders, name)
+        path = image and self.absolute(image)
+        if path and not (is_uri(path) or os.path.isfile(path)):
+            path = next(filter(os.path.isfile, map(self.absolute, _spellings(str(image)))), path)
+        file = check_image_path(path, self.folders, name)
         if is_uri(file):
             return file
         if not os.path.isfile(file):
@@ -119,6 +124,17 @@ class RowImages(NamedTuple):
         if not paths or not all(paths) or EMBEDDED in paths:
             return None
         return hash(tuple(self.absolute(str(path)) for path in paths))
+
+
+def _spellings(path: str) -> Iterator[str]:
+    """Yield what the file of a row may be called here.
+
+    With the slashes of Windows turned, below the folder as in exports of Magento, as the path of a URL, and with
+    letters such as ü in one sign or, as macOS writes them, in two.
+    """
+    plain = path.replace("\\", "/").lstrip("/")
+    for each in (plain, unquote(plain.partition("?")[0])):
+        yield from (each, unicodedata.normalize("NFC", each), unicodedata.normalize("NFD", each))
 
 
 def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: str) -> str:
