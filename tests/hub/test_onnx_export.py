@@ -132,7 +132,9 @@ def test_a_folder_holds_one_model(copied, exported, batches):
     assert type(load_encoder(copied).model) is ScoreFusionModel
 
 
-def test_what_cannot_be_exported_or_loaded_is_refused_by_name(copied, exported, mllm_checkpoints, tmp_path, monkeypatch):
+def test_what_cannot_be_exported_or_loaded_is_refused_by_name(
+    copied, exported, mllm_checkpoints, tmp_path, monkeypatch
+):
     model, processor = exported("score_fusion")[0].model, exported("score_fusion")[0].processor
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="precision='int4'; expected one of"):
