@@ -213,7 +213,7 @@ def test_a_column_of_many_values_is_a_choice_where_they_repeat(tmp_path):
     kept = [{"brand": f"brand {n % 50}", "sku": f"sku {n}", "note": "x" * 61, "one": "a"} for n in range(100)]
     rows = [{"id": str(n), "text": f"row {n}", "metadata": each} for n, each in enumerate(kept)]
     searcher = Searcher(encoder, encode_collection(rows, encoder, tmp_path / "c"), LIMITS)
-    assert searcher.column_kinds == {"brand": "choice", "one": "choice"}
+    assert searcher.columns.kinds == {"brand": "choice", "one": "choice"}
     brands = ask(client_of(searcher), facets=["brand"])["facets"]["brand"]["values"]
     assert len(brands) == 50 and brands[0] == ["brand 0", 2]
     assert Collection(tmp_path / "c").version == searcher.collection.version

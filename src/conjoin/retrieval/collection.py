@@ -74,6 +74,8 @@ _FAISS = "faiss"
 _FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 """How long readers of an earlier version find its files."""
 _BYTES_AT_ONCE = 2**26
+_ROWS_AT_ONCE = 8192
+"""Rows of a batch without vectors and pictures: with the 1,024 of lancedb a scan takes three to six times as long."""
 _DEPTH = 10
 """How many of the nearest the recall counts."""
 _MOST_SHOWN = 5
@@ -151,7 +153,7 @@ class Collection(Searchable):
 
     def to_pandas(self) -> pd.DataFrame:
         """All rows in the order of `ids` and `vectors`: the id, the text, the image's path and the kept columns."""
-        return self._read(self.schema.names).drop_columns("_rowid").to_pandas()
+        return self.read(self.schema.names).drop_columns("_rowid").to_pandas()
 
     def _repr_html_(self) -> str:
         first = [row["id"] for row in self.table.search().select(["id"]).limit(_MOST_SHOWN).to_list()]
@@ -190,7 +192,7 @@ class Collection(Searchable):
     def words(self) -> WordIndex:
         """The words of the rows, read when they are first searched."""
         with reading(self.uri):
-            return WordIndex(self._query(self.schema.names, None).with_row_id(True).to_batches())
+            return WordIndex(self._query(self.schema.names, None, row_ids=True))
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -236,7 +238,7 @@ class Collection(Searchable):
         Raises:
             ValueError: An id is not in the collection.
         """
-        table = self._read(["vector"]) if ids is None else self.take(ids, ["vector"])
+        table = self.read(["vector"]) if ids is None else self.take(ids, ["vector"])
         return matrix(table["vector"], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
@@ -261,7 +263,7 @@ class Collection(Searchable):
             ValueError: An id is not in the collection.
         """
         conditions = [None] if 4 * len(ids) > len(self) else [*id_conditions(ids)] or ["false"]
-        table = pa.concat_tables([self._read([*dict.fromkeys(("id", *columns))], where) for where in conditions])
+        table = pa.concat_tables([self.read([*dict.fromkeys(("id", *columns))], where) for where in conditions])
         places = {id_: place for place, id_ in enumerate(table["id"].to_pylist())}
         if missing := [id_ for id_ in ids if id_ not in places]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
@@ -273,7 +275,7 @@ class Collection(Searchable):
         Raises:
             ValueError: It cannot be evaluated; the message names the columns.
         """
-        return list(self._read(["id"], where)["id"].to_pylist())
+        return list(self.read(["id"], where)["id"].to_pylist())
 
     def scan(self, columns: list[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
@@ -286,16 +288,18 @@ class Collection(Searchable):
             ValueError: The condition cannot be evaluated; the message names the columns.
         """
         with reading(self.uri, where, self.schema):
-            yield from self._query(columns, where).to_batches()
+            yield from self._query(columns, where)
 
-    def _query(self, columns: list[str], where: str | None) -> Any:  # noqa: ANN401 - lancedb's
-        query = self.table.search().select(columns)
-        return query if where is None else query.where(condition(where))
+    def _query(self, columns: list[str], where: str | None, row_ids: bool = False) -> pa.RecordBatchReader:
+        query = self.table.search().select(columns).with_row_id(row_ids)
+        is_heavy = not {"vector", "picture"}.isdisjoint(columns)
+        query = query if where is None else query.where(condition(where))
+        return query.to_batches(batch_size=None if is_heavy else _ROWS_AT_ONCE)
 
-    def _read(self, columns: list[str], where: str | None = None) -> pa.Table:
+    def read(self, columns: list[str], where: str | None = None) -> pa.Table:
         """As `scan`, at once, with Lance's number of each row as `_rowid`."""
         with reading(self.uri, where, self.schema):
-            return self._query(columns, where).with_row_id(True).to_arrow()
+            return self._query(columns, where, row_ids=True).read_all()
 
     def rank(
         self,
@@ -336,7 +340,7 @@ class Collection(Searchable):
             ids, numbers, stored = self._held
             among = None
             if where is not None:
-                among = np.flatnonzero(np.isin(numbers, self._read(["id"], where)["_rowid"].to_numpy()))
+                among = np.flatnonzero(np.isin(numbers, self.read(["id"], where)["_rowid"].to_numpy()))
             return Ranking.at(ids, *exact_search(queries, stored, k, among=among))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
@@ -369,7 +373,7 @@ class Collection(Searchable):
     ) -> Ranking:
         """Rank the first rows by words, and those by vectors if there are any, by the sum of their scores."""
         index = self.words
-        among = None if where is None else np.isin(index.numbers, self._read(["id"], where)["_rowid"].to_numpy())
+        among = None if where is None else np.isin(index.numbers, self.read(["id"], where)["_rowid"].to_numpy())
         nearest: list[tuple[list[str], np.ndarray]] = [([], np.empty(0, dtype=np.float32))] * len(words)
         if queries is not None:
             nearest = self.rank(queries, max(k, _BY_VECTORS), where=where, exact=exact).queries()
@@ -403,7 +407,7 @@ class Collection(Searchable):
 
     def _sorted_vectors(self) -> tuple[pa.Array, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows, in the order of the ids."""
-        table = self._read(["id", "vector"])
+        table = self.read(["id", "vector"])
         ids, numbers = table["id"].combine_chunks(), table["_rowid"].to_numpy()
         order = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")
         return ids.take(pa.array(order)), numbers[order], matrix(table["vector"], self.dimension)[order]
@@ -635,7 +639,7 @@ class Collection(Searchable):
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
         columns = [name for name in self.table.schema.names if name not in ("item_digest", "row_digest", "row_kind")]
-        table = self._read(columns).select(columns).replace_schema_metadata(None)
+        table = self.read(columns).select(columns).replace_schema_metadata(None)
         table = table if len(table) else table.schema.empty_table()
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
         return rows.cast_column("picture", datasets.Image()) if "picture" in columns else rows

@@ -27,15 +27,7 @@ from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_fold
 from conjoin.retrieval.results import Hits
 from conjoin.retrieval.search import SERVED_BYTES, load_query_encoder, rank_items, weighted_parts, without_groups
 from conjoin.serving.batching import MicroBatcher
-from conjoin.serving.columns import (
-    Kind,
-    check_plain,
-    column_kinds,
-    count_values,
-    filter_condition,
-    join_conditions,
-    listed_ids,
-)
+from conjoin.serving.columns import Columns, check_plain, filter_condition, join_conditions
 from conjoin.serving.explain import explain_result
 from conjoin.serving.limits import ItemError, Limits, check_where
 
@@ -69,7 +61,7 @@ class Searcher:
             check_model(collection, encoder)
         self.encoder, self.collection, self.limits = encoder, collection, limits
         self.query_prompt = encoder.prompt_of("query", prompt, prompt_name)
-        self._column_kinds: tuple[Searchable | None, dict[str, Kind]] | None = None
+        self._columns: Columns | None = None
         self.batcher = MicroBatcher(encoder, limits.items, limits.waiting)
 
     @classmethod
@@ -122,13 +114,12 @@ class Searcher:
         return "" if self.collection is None else self.collection.uri
 
     @property
-    def column_kinds(self) -> dict[str, Kind]:
-        """The columns that people filter by, with their kinds; none of a collection in Milvus."""
-        known, collection = self._column_kinds, self.collection
-        if known is None or known[0] is not collection:
-            kinds = column_kinds(collection) if isinstance(collection, Collection) else {}
-            known = self._column_kinds = (collection, kinds)
-        return known[1]
+    def columns(self) -> Columns | None:
+        """The columns of the collection as it is now; None of one in Milvus, which has no order of its rows."""
+        columns, collection = self._columns, self.collection
+        if isinstance(collection, Collection) and (columns is None or columns.collection is not collection):
+            columns = self._columns = Columns(collection)
+        return columns
 
     def refresh(self) -> bool:
         """Search the published version of the collection from now on; returns whether it is another.
@@ -279,12 +270,12 @@ class Searcher:
             ValueError: The condition cannot be evaluated, or there is no such column; or the collection, such as one
                 in Milvus, has no order of its rows.
         """
-        collection = self._check_range(k, offset)
-        if not isinstance(collection, Collection):
+        collection, columns = self._check_range(k, offset), self.columns
+        if columns is None:
             raise ValueError("nothing to search for: write a text, add an image, or both")
         for column in filter(None, (group_by, (sort or "").removeprefix("-"))):
             check_plain(collection, column)
-        chosen = listed_ids(collection, where, group_by, sort)[offset : offset + k]
+        chosen = columns.ids(k, where, group_by, offset, sort)
         return [Hit(id_, math.nan, _plain_row(row)) for id_, row in zip(chosen, collection.rows(chosen), strict=True)]
 
     def conditions(
@@ -340,14 +331,15 @@ class Searcher:
             how: As for `search_items`.
 
         Returns:
-            `total`, `facets` as `count_values` gives them, and `kinds`: how many rows have an image, a text, or both.
+            `total`, `facets` as `Columns.count` gives them, and `kinds`: how many rows have an image, a text, or both.
 
         Raises:
             ValueError: There is no such column, there are several items, or the collection is in Milvus.
         """
-        collection = self.collection
-        if not isinstance(collection, Collection) or len(items) > 1:
+        columns = self.columns
+        if columns is None or len(items) > 1:
             raise ValueError("facets count the rows for one query, of a collection that is not in Milvus")
+        collection = columns.collection
         for column in facets:
             check_plain(collection, column)
         names, among = [*dict.fromkeys([*facets, "row_kind"])], None
@@ -357,7 +349,7 @@ class Searcher:
             prompt = how.pop("prompt", None)
             how |= {"prompt": self.query_prompt if prompt is None else prompt, "where": where}
             among = rank_items(collection, cast(ItemEncoder, self.batcher), items, depth, **how).ids[0]
-        total, found = count_values(collection, conditions, names, group_by, among)
+        total, found = columns.count(conditions, names, group_by, among)
         kinds = dict(found.pop("row_kind")["values"])
         return {"total": min(total, SORTED) if items and is_sorted else total, "facets": found, "kinds": kinds}
 
