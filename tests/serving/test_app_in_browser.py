@@ -234,6 +234,22 @@ def test_what_is_being_typed_stays_while_results_arrive(page):
     assert page.get_by_label("Price to").input_value() == ""
 
 
+def test_what_is_typed_and_not_sent_is_not_lost(page):
+    page.get_by_label("Details").check()
+    page.get_by_label("Condition (SQL)").fill("price > 3")
+    page.locator("#q").fill("a thing")
+    page.get_by_role("checkbox", name="cold").check()
+    page.get_by_text("“a thing”", exact=True).wait_for()
+    assert "4 results" in status(page) and page.get_by_label("Condition (SQL)").input_value() == "price > 3"
+    page.locator("#q").fill("another thing")
+    page.get_by_role("link", name="Remove the filter Kind: cold").click()
+    sync_api.expect(page.locator("#status")).to_contain_text("6 results", timeout=1000 * SECONDS)
+    assert page.locator("#q").input_value() == "another thing"
+    page.locator("#home").click()
+    page.get_by_text("Everything", exact=True).wait_for()
+    assert page.locator("#q").input_value() == ""
+
+
 def test_two_collections_side_by_side(page, url):
     visit(page, f"{url}two/?q=a+thing")
     assert page.locator(".side").count() == 2 and "found by both" in status(page)

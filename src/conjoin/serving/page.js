@@ -23,7 +23,8 @@ function h(tag, attributes = {}, ...children) {
 
 // ---- The state and its address
 
-const PLAIN = ["q", "like", "part", "kind", "sort", "where", "ranking", "image", "text", "least"];
+const SETTINGS = ["where", "ranking", "image", "text", "least"];
+const PLAIN = ["q", "like", "part", "kind", "sort", ...SETTINGS];
 
 function readState() {
   const given = new URLSearchParams(location.search), read = { filters: {}, page: 1 };
@@ -57,7 +58,8 @@ function address(changes = {}) {
 }
 
 function go(changes, pixels = pictures) {
-  history.pushState({ pictures: pixels }, "", address(changes));
+  const q = $("q").value.trim(), typed = q === state.q ? {} : { q, like: "", part: "" };
+  history.pushState({ pictures: pixels }, "", address({ ...typed, ...changes }));
   show();
 }
 
@@ -109,10 +111,11 @@ async function post(path, body, signal) {
 // ---- What is shown
 
 async function show() {
+  const before = state;
   state = readState();
   asking?.abort();
   const mine = asking = new AbortController();
-  fillForms();
+  fillForms(before);
   $("results").ariaBusy = "true";
   $("error").textContent = "";
   try {
@@ -169,9 +172,8 @@ function queryName() {
   return state.q ? `“${state.q}”` : "Everything";
 }
 
-function fillForms() {
-  $("q").value = state.q;
-  for (const id of ["where", "ranking", "image", "text", "least"]) $(id).value = state[id];
+function fillForms(before) {
+  for (const id of ["q", ...SETTINGS]) if (state[id] !== before?.[id]) $(id).value = state[id]; // else what is typed stays
   $("details").checked = state.details;
   $("panel").hidden = !state.details;
   $("pictures").replaceChildren(...pictures.map((each, index) => h("li", {}, h("img", { src: each.uri, alt: each.name }),
@@ -388,7 +390,7 @@ async function addPictures(files) {
     });
     added.push({ name: file.name || "picture", uri });
   }
-  if (added.length) go({ like: "", part: "", q: $("q").value.trim() }, [...pictures, ...added]);
+  if (added.length) go({ like: "", part: "" }, [...pictures, ...added]);
 }
 
 function start() {
@@ -411,7 +413,7 @@ function start() {
   $("facets").addEventListener("submit", event => event.preventDefault());
   $("panel").addEventListener("submit", event => {
     event.preventDefault();
-    go(Object.fromEntries(["where", "ranking", "image", "text", "least"].map(id => [id, $(id).value.trim()])));
+    go(Object.fromEntries(SETTINGS.map(id => [id, $(id).value.trim()])));
   });
   $("copy").addEventListener("click", () => navigator.clipboard.writeText($("code").textContent).then(() => { $("copy").textContent = "Copied"; }));
   addEventListener("click", event => {
@@ -420,6 +422,7 @@ function start() {
     event.preventDefault();
     const isNew = link.id === "home" || "like" in link.dataset;
     history.pushState({ pictures: isNew ? [] : pictures }, "", link.getAttribute("href"));
+    if (isNew) state = undefined;
     show();
     if (isNew || "page" in link.dataset) { $("heading").focus(); scrollTo(0, 0); }
   });
