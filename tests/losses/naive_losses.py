@@ -54,22 +54,29 @@ def multi_positive(
 
 
 def gcl(image, text, fused, temperature, no_self=True, no_same=False, no_third=False, *, gathered=None):
-    count, vectors, losses = len(image), [image, text, fused], []
+    views = {"image": image, "text": text, "fused": fused}
+    return gcl_views(views, temperature, no_self, no_same, no_third, gathered=gathered)
+
+
+def gcl_views(views, temperature, no_self=True, no_same=False, no_third=False, *, weights=None, gathered=None):
+    vectors, losses, shares = list(views.values()), [], []
+    number, count, weights = len(vectors), len(vectors[0]), weights or [1] * len(vectors)
     _, ids, present, _ = gathered or Gathered(vectors)
     ids = labels(ids, count)
-    present = torch.ones(count, 3).bool() if present is None else present
+    present = torch.ones(count, number).bool() if present is None else present
     scores = [[cosines(x, y) / temperature for y in vectors] for x in vectors]
-    for a, b, j in [(a, b, j) for a in range(3) for b in range(3) for j in range(count) if a != b]:
+    for a, b, j in [(a, b, j) for a in range(number) for b in range(number) for j in range(count) if a != b]:
         if present[j, a] and present[j, b]:
             denominator = []
-            for m, k in [(m, k) for m in range(3) for k in range(count)]:
+            for m, k in [(m, k) for m in range(number) for k in range(count)]:
                 left_out = not present[k, m] or (m == a and no_same) or (k != j and ids[k] == ids[j])
                 if k == j:
                     left_out = left_out or (m == a and no_self) or (m not in (a, b) and no_third)
                 if not left_out:
                     denominator.append(scores[a][m][j, k])
             losses.append(torch.stack(denominator).logsumexp(0) - scores[a][b][j, j])
-    return torch.stack(losses).mean()
+            shares.append(weights[a] * weights[b])
+    return sum(share * loss for share, loss in zip(shares, losses, strict=True)) / sum(shares)
 
 
 def leaf(*shape, seed=0, dtype=torch.float64):

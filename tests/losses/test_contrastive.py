@@ -61,6 +61,28 @@ def test_equals_the_loop(case):
     assert_same(found, expected, [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad])
 
 
+@pytest.mark.parametrize("flags", itertools.product([True, False], repeat=3))
+@pytest.mark.parametrize("weights", [None, [1, 1, 0.5, 2]])
+def test_gcl_of_four_views_equals_the_loop(weights, flags):
+    inputs, present = [*(leaf(6, 4, seed=seed) for seed in range(4)), COOL], PRESENT[:, [0, 1, 2, 1]].bool()
+    views = dict(zip("abcd", inputs, strict=False))
+    for given in ({}, {"ids": IDS}, {"present": present}, {"ids": IDS, "present": present}):
+        gathered = gather_rows(*views.values(), **given)
+        found, expected = (
+            module.gcl_views(views, COOL, *flags, weights=weights, gathered=gathered) for module in (losses, naive)
+        )
+        assert_same(found, expected, inputs)
+
+
+@pytest.mark.parametrize("given", [{}, {"ids": IDS}, {"present": PRESENT.bool()}])
+def test_the_mean_of_gcl_over_devices_is_the_loss_of_all_rows(given):
+    """Each device has some of the rows, and the columns of all."""
+    whole = gather_rows(*VIEWS, **given)
+    parts = [torch.arange(6)[rows] for rows in (slice(0, 3), slice(3, 6))]
+    found = [losses.gcl(*(view[own] for view in VIEWS), COOL, gathered=whole._replace(positions=own)) for own in parts]
+    assert_same(sum(found) / 2, losses.gcl(*VIEWS, COOL, gathered=whole), [*VIEWS, COOL])
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_any_shape_and_any_blocks(name, monkeypatch):
     random = torch.Generator().manual_seed(0)

@@ -8,10 +8,11 @@ from transformers import AutoModel
 
 from conjoin.data import PairCollator
 from conjoin.evaluation import best_ranks
+from conjoin.losses import gather_rows, gcl_views
 from conjoin.trainers.contrastive import ContrastiveConfig
 from conjoin.trainers.gradient_cache import total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
-from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
+from tiny_training import cached_step, hit_rates, make_encoder, make_rows, make_trainer, plain_step, without_dropout
 
 
 @pytest.fixture
@@ -226,3 +227,38 @@ def test_matryoshka_is_the_mean_over_truncated_and_normalised_widths(trainer, me
 def test_arguments_and_rows_are_checked(trainer, arguments, message):
     with pytest.raises(ValueError, match=message):
         trainer("contrastive", **arguments).train()
+
+
+def test_gcl_contrasts_the_named_views_of_a_row(trainer):
+    rows = [dict(row) | {"title": row.pop("text"), "note": f"n {i}" if i % 3 else None} for i, row in
+            enumerate(map(dict, make_rows(6)))]  # fmt: skip
+    weights = {"image": 1.0, "title": 1.0, "note": 0.5, "image+title": 2.0}
+    made = trainer("gcl", rows, rows, views=weights, dropout=False, per_device_train_batch_size=6)
+    step, batch = made.model.double(), made.data_collator(rows)
+    whole, gradients = plain_step(step, batch)
+    items = {
+        "image": [{"image": row["image"]} for row in rows],
+        "title": [{"text": row["title"]} for row in rows],
+        "note": [{"text": row["note"] or "none"} for row in rows],
+        "image+title": [{"image": row["image"], "text": row["title"]} for row in rows],
+    }
+    with torch.no_grad():
+        views = {name: step.encoder(**made.processing_class(some)).pooler_output for name, some in items.items()}
+    present = torch.tensor([[True, True, row["note"] is not None, True] for row in rows])
+    gathered = gather_rows(*views.values(), present=present)
+    expected = gcl_views(views, 0.07, weights=list(weights.values()), gathered=gathered)
+    assert whole["gcl_loss"].item() == pytest.approx(expected.item(), abs=1e-6)
+    terms, found = cached_step(step, batch, 4)
+    torch.testing.assert_close((terms, found), (whole, gradients), rtol=0, atol=1e-9)
+    losses = []
+    for views in (None, {"image": 1, "text": 1, "image+text": 1}):
+        paper = trainer("gcl", make_rows(6), dropout=False, views=views)
+        losses.append(paper.model.double()(**paper.data_collator(list(make_rows(6))))["gcl_loss"].item())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-9)
+    made.model.float()
+    made.train()
+    assert {"eval_note_to_image_hit_rate@1", "eval_title_to_note_hit_rate@1"} <= made.evaluate().keys()
+    with pytest.raises(ValueError, match="found no column of the brand among"):
+        trainer("gcl", rows, views={"image": 1, "brand": 1})
+    with pytest.raises(ValueError, match="expected two or more, each with a positive weight"):
+        trainer("gcl", rows, views={"image": 1, "title": 0})

@@ -68,6 +68,7 @@ class DataArguments:
             an epoch; that of streamed pairs is the probability of its rows, in relation to the others.
         columns: Columns that are not guessed right, by role: `{image: photo, text: [name, brand], id: sku}`, as a flag
             image=photo text=name,brand id=sku; `group`, too, and of queries `query`, `positive` ...
+        keep: Further columns of pairs to read, for a method that reads more than `image` and `text`.
         datasets: Of a collection: names of the data sets to use; empty for all.
         hard_negatives: Negatives per row, from those in the data; of a sentence table at most 1.
         instruction: For queries: the instruction of the rows that have none.
@@ -86,6 +87,7 @@ class DataArguments:
     dataset_streaming: bool = False
     dataset_mixture: list[dict[str, Any]] | str | None = None
     columns: dict[str, Any] | str | list[str] | None = field(default=None, metadata={"nargs": "+"})
+    keep: list[str] = field(default_factory=list)
     datasets: list[str] = field(default_factory=list)
     hard_negatives: int = 0
     instruction: str | None = None
@@ -97,12 +99,12 @@ class DataArguments:
     def __post_init__(self) -> None:
         self.columns = columns_by_role(self.columns) or None
         self.dataset_mixture = parse_field(self.dataset_mixture, "dataset_mixture", list)
-        options = {"pairs": {"columns", "dataset_streaming", "on_error"}}
+        options = {"pairs": {"columns", "dataset_streaming", "on_error", "keep"}}
         options["queries"] = {"columns", "hard_negatives", "instruction"}
         options |= {name: vars(self).keys() & signature(load).parameters for name, load in QUERY_FORMATS.items()}
         if self.dataset_format not in options:
             raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(options)}")
-        defaults = {each.name: each.default for each in fields(self)} | {"datasets": []}
+        defaults = {each.name: each.default for each in fields(self)} | {"datasets": [], "keep": []}
         for name in sorted(set().union(*options.values()) - options[self.dataset_format]):
             if vars(self)[name] not in (defaults[name], None, {}):
                 raise ValueError(f"{name}={vars(self)[name]!r} has no effect on rows of format {self.dataset_format}")
@@ -175,7 +177,7 @@ class DataArguments:
         if not self.has_queries:
             if path == SAMPLE_SOURCE:  # with second names, and concepts as groups
                 return load_emoji(where["split"]).rename_column("concept", "group")
-            return load_pairs(path, only="both", **where, **options)
+            return load_pairs(path, only="both", keep=self.keep, **where, **options)
         if self.dataset_format == "queries":
             instruction = source.get("instruction") or self.instruction
             named: dict[str, Any] = {"instruction": instruction, "name": source.get("name")}

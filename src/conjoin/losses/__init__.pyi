@@ -7,7 +7,7 @@ from .alignment import (
 )
 from .distillation import global_distillation as global_distillation, local_distillation as local_distillation
 from .gather import Gathered as Gathered, gather_rows as gather_rows
-from .gcl_loss import GclLoss as GclLoss, gcl as gcl
+from .gcl_loss import GclLoss as GclLoss, gcl as gcl, gcl_views as gcl_views
 from .info_nce_loss import (
     ContrastiveLoss as ContrastiveLoss,
     info_nce as info_nce,

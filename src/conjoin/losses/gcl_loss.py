@@ -1,7 +1,9 @@
 """Generalized contrastive learning: one loss over the image, text and fused embeddings of every pair (GCL)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,7 @@ from .kernel import Exclusion, logsumexp
 from .temperature import Temperature
 
 MODALITIES = ("image", "text", "fused")
-PAIRS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
-"""The 6 ordered pairs of different modalities that the loss averages over."""
+"""The paper's views of a pair."""
 
 
 def gcl(
@@ -46,24 +47,58 @@ def gcl(
             and it may be anything.
 
     Raises:
-        ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, or no
-            row has two of the three.
+        ValueError: As `gcl_views`.
     """
-    scale, count = inverse(temperature), len(image)
-    gathered = gathered or Gathered((image, text, fused))
-    rows = columns = _Views(*gathered[:3])
+    excluded = (exclude_self, exclude_same_modality, exclude_other_positive)
+    views = dict(zip(MODALITIES, (image, text, fused), strict=True))
+    return gcl_views(views, temperature, *excluded, gathered=gathered)
+
+
+def gcl_views(
+    views: Mapping[str, Tensor],
+    temperature: Tensor | float,
+    exclude_self: bool = True,
+    exclude_same_modality: bool = False,
+    exclude_other_positive: bool = False,
+    *,
+    weights: Sequence[float] | None = None,
+    gathered: Gathered | None = None,
+) -> Tensor:
+    """`gcl` of any views of a row: the mean over the ordered pairs (a, b) of views, each weighted by `w_a w_b`.
+
+    The denominator runs over the embeddings of all views of all rows, whatever their weights.
+
+    Args:
+        views: Embeddings `(N, D)`, raw, by name; row j of all belongs to one row of the data.
+        temperature: As for `gcl`, like the next three.
+        exclude_self: Leave the anchor out of its own denominator.
+        exclude_same_modality: Leave out everything of the anchor's view.
+        exclude_other_positive: Leave the other embeddings of the row out.
+        weights: Of the V views, positive; all 1 by default.
+        gathered: As for `gcl`, of these views; `present` is `(N, V)`.
+
+    Raises:
+        ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, or no
+            row has two of the views.
+    """
+    names, matrices, number = list(views), list(views.values()), len(views)
+    scale, count = inverse(temperature), len(matrices[0])
+    gathered = gathered or Gathered(matrices)
+    rows = columns = _Views(names, gathered.vectors, gathered.ids, gathered.present)
     if gathered.positions is not None:
         own = (part.index_select(0, gathered.positions) for part in (columns.ids, columns.present))
-        rows = _Views((image, text, fused), *own)
-    number = len(PAIRS) * columns.count
+        rows = _Views(names, matrices, *own)
+    pairs = list(permutations(range(number), 2))
+    shares = {(a, b): 1.0 if weights is None else weights[a] * weights[b] for a, b in pairs}
+    total = columns.count * sum(shares.values())
     if not columns.complete:
-        number = int(torch.stack([columns.has(a, b) for a, b in PAIRS]).sum())
-    if not number:
-        raise ValueError("no row has two of image, text and fused: there is nothing to contrast")
+        total = float(sum(shares[pair] * columns.has(*pair).sum() for pair in pairs))
+    if not total:
+        raise ValueError(f"no row has two of {', '.join(names[:-1])} and {names[-1]}: there is nothing to contrast")
 
-    # Log-sum-exp of each embedding to those of all other pairs, minus infinity where it is missing.
+    # Log-sum-exp of each embedding to those of all other rows, minus infinity where it is missing.
     if columns is rows and gathered.ids is None and rows.complete:
-        exclusion = Exclusion(diagonals=(-2 * count, -count, 0, count, 2 * count))
+        exclusion = Exclusion(diagonals=tuple(count * offset for offset in range(1 - number, number)))
     else:
         exclusion = Exclusion(labels=((rows.ids[rows.index % count], columns.ids[columns.index % columns.count]),))
     if exclude_same_modality:
@@ -71,66 +106,70 @@ def gcl(
         exclusion = exclusion._replace(labels=(*exclusion.labels, modalities))
     negatives = logsumexp(rows.vectors, None if columns is rows else columns.vectors, scale, exclusion)
     if not rows.complete:
-        negatives = negatives.new_full((3 * count,), float("-inf")).index_put((rows.index,), negatives)
+        negatives = negatives.new_full((number * count,), float("-inf")).index_put((rows.index,), negatives)
 
     @cache
     def score(a: int, b: int) -> Tensor:
-        """Scaled similarities `(N,)` of two embeddings of one pair, minus infinity where one is missing."""
+        """Scaled similarities `(N,)` of two embeddings of one row, minus infinity where one is missing."""
         scores = (rows.units[a] * rows.units[b]).sum(-1) * scale
         return scores if rows.complete else scores.masked_fill(~rows.has(a, b), float("-inf"))
 
     terms = []
-    for a, b in PAIRS:
-        members = [b] + [3 - a - b] * (not exclude_other_positive)
+    for a, b in pairs:
+        others = [other for other in range(number) if other not in (a, b)]
+        members = [b, *([] if exclude_other_positive else others)]
         members += [a] * (not (exclude_self or exclude_same_modality))
         scores = [score(min(a, member), max(a, member)) for member in members]
-        denominator, positive = torch.stack([negatives.view(3, -1)[a], *scores], dim=1), scores[0]
+        denominator, positive = torch.stack([negatives.view(number, -1)[a], *scores], dim=1), scores[0]
         if not rows.complete:
             denominator, positive = denominator[rows.has(a, b)], positive[rows.has(a, b)]
-        terms.append(denominator.logsumexp(1) - positive)
-    return torch.cat(terms).sum() / (number * count / columns.count)
+        terms.append(shares[a, b] * (denominator.logsumexp(1) - positive))
+    return torch.cat(terms).sum() / (total * count / columns.count)
 
 
 class _Views:
-    """The 3N embeddings of N pairs as unit vectors, modality by modality.
+    """The VN embeddings of V views of N rows as unit vectors, view by view.
 
     Args:
-        matrices: Image, text and fused `(N, D)`, raw.
-        ids: `(N,)` integers naming what each pair shows; all different by default.
-        present: `(N, 3)` bool, which of image, text and fused exist; all by default.
+        names: Of the views.
+        matrices: Of each view `(N, D)`, raw.
+        ids: `(N,)` integers naming what each row shows; all different by default.
+        present: `(N, V)` bool, which of them exist; all by default.
 
     Attributes:
-        units: The three matrices; a constant stands for what is missing, which may be zero or NaN.
-        index: Which of the 3N exist.
+        units: The matrices; a constant stands for what is missing, which may be zero or NaN.
+        index: Which of the VN exist.
         vectors: Those that exist.
     """
 
-    def __init__(self, matrices: Sequence[Tensor], ids: Tensor | None, present: Tensor | None) -> None:
-        for name, matrix in zip(MODALITIES, matrices, strict=True):
+    def __init__(
+        self, names: Sequence[str], matrices: Sequence[Tensor], ids: Tensor | None, present: Tensor | None
+    ) -> None:
+        for name, matrix in zip(names, matrices, strict=True):
             check_matrix(matrix, name, matrices[0], same_rows=True)
-        self.count, device = len(matrices[0]), matrices[0].device
+        self.count, number, device = len(matrices[0]), len(matrices), matrices[0].device
         self.ids = torch.arange(self.count, device=device) if ids is None else ids
         check_length(self.ids, "ids", self.count)
-        self.present = torch.ones(self.count, 3, device=device).bool() if present is None else present.bool()
-        if self.present.shape != (self.count, 3):
-            raise ValueError(f"present has shape {tuple(self.present.shape)}, expected ({self.count}, 3)")
+        self.present = torch.ones(self.count, number, device=device).bool() if present is None else present.bool()
+        if self.present.shape != (self.count, number):
+            raise ValueError(f"present has shape {tuple(self.present.shape)}, expected ({self.count}, {number})")
         self.complete = present is None or bool(present.all())
-        self.index = torch.arange(3 * self.count, device=device)
+        self.index = torch.arange(number * self.count, device=device)
         if not self.complete:
             self.index = self.index[self.present.T.flatten()]
             matrices = [
                 matrix.where(exists[:, None], 1.0) for matrix, exists in zip(matrices, self.present.T, strict=True)
             ]
-        self.units = [unit(matrix, name) for matrix, name in zip(matrices, MODALITIES, strict=True)]
+        self.units = [unit(matrix, name) for matrix, name in zip(matrices, names, strict=True)]
         self.vectors = torch.cat(self.units) if self.complete else torch.cat(self.units)[self.index]
 
     def has(self, a: int, b: int) -> Tensor:
-        """Which pairs `(N,)` have two modalities."""
+        """Which rows `(N,)` have two views."""
         return self.present[:, a] & self.present[:, b]
 
 
 class GclLoss(nn.Module):
-    """Generalized contrastive loss over image, text and fused embeddings, negatives from all devices.
+    """Generalized contrastive loss over image, text and fused embeddings, or other views, negatives from all devices.
 
     Args:
         temperature: Softmax temperature, or its start.
@@ -138,6 +177,7 @@ class GclLoss(nn.Module):
         exclude_self: As for `gcl`, like the next two.
         exclude_same_modality: Leave the anchor's modality out of its denominator.
         exclude_other_positive: Leave the third embedding of the pair out.
+        views: The weight of each view by name; None for the paper's three.
     """
 
     def __init__(
@@ -147,26 +187,38 @@ class GclLoss(nn.Module):
         exclude_self: bool = True,
         exclude_same_modality: bool = False,
         exclude_other_positive: bool = False,
+        views: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
+        self.weights = dict(views or dict.fromkeys(MODALITIES, 1.0))
         self.excluded = (exclude_self, exclude_same_modality, exclude_other_positive)
         self.temperature = Temperature(temperature, learn_temperature)
 
     def forward(
-        self, image: Tensor, text: Tensor, fused: Tensor, ids: Tensor | None = None, present: Tensor | None = None
+        self,
+        image: Tensor | None = None,
+        text: Tensor | None = None,
+        fused: Tensor | None = None,
+        ids: Tensor | None = None,
+        present: Tensor | None = None,
+        **others: Tensor,
     ) -> dict[str, Tensor]:
         """Return `gcl_loss` and the metrics `temperature` and, with `ids`, `masked_negatives`.
 
         Args:
-            image: As for `gcl`, like the other arguments.
-            text: `(N, D)`, raw.
-            fused: `(N, D)`, raw.
+            image: `(N, D)`, raw, like the next two and the embeddings of other views.
+            text: As `image`.
+            fused: As `image`.
             ids: `(N,)` integers.
-            present: `(N, 3)` bool.
+            present: `(N, V)` bool, of the views in their order.
+            others: Embeddings by the names of views; anything else is not read.
         """
-        temperature = self.temperature()
+        embeddings: dict[str, Any] = {"image": image, "text": text, "fused": fused} | others
+        views = {name: embeddings[name] for name in self.weights}
+        temperature, first = self.temperature(), next(iter(views.values()))
         if present is None and is_distributed():  # the rows of another device may lack something, and all gather alike
-            present = torch.ones(len(image), 3, dtype=torch.bool, device=image.device)
-        gathered = gather_rows(image, text, fused, ids=ids, present=present)
-        loss = gcl(image, text, fused, temperature, *self.excluded, gathered=gathered)
+            present = torch.ones(len(first), len(views), dtype=torch.bool, device=first.device)
+        gathered = gather_rows(*views.values(), ids=ids, present=present)
+        weights = list(self.weights.values())
+        loss = gcl_views(views, temperature, *self.excluded, weights=weights, gathered=gathered)
         return {"gcl_loss": loss} | loss_metrics(temperature, ids)

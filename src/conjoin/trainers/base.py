@@ -901,13 +901,14 @@ class RetrievalTrainer(Trainer):
         return metrics
 
     def _rank(self, embeddings: Mapping[str, Tensor], ids: Tensor, texts: Tensor) -> dict[str, Tensor]:
-        """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
-        views = [name for name in ("image", "text") if name in embeddings]
-        views = views if len(views) == 2 else list(embeddings)
-        return {
-            f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], ids, ids, texts=(texts, texts))
-            for a, b in permutations(views, 2)
-        }
+        """Return the rank of the best match of every row that has both views, by direction; equal texts match, too."""
+        has_pair = {"image", "text"} <= embeddings.keys()
+        ranks = {}
+        for a, b in permutations([name for name in embeddings if name != "fused" or not has_pair], 2):
+            rows = (embeddings[a].any(1) & embeddings[b].any(1)).nonzero()[:, 0]  # a missing view is zero
+            labels, named = ids[rows], (texts[rows], texts[rows])
+            ranks[f"{a}_to_{b}"] = best_ranks(embeddings[a][rows], embeddings[b][rows], labels, labels, texts=named)
+        return ranks
 
     # Saving
 
