@@ -177,7 +177,8 @@ class DataArguments:
         if not self.has_queries:
             if path == SAMPLE_SOURCE:  # with second names, and concepts as groups
                 return load_emoji(where["split"]).rename_column("concept", "group")
-            return load_pairs(path, only="both", keep=self.keep, **where, **options)
+            rows: Any = load_pairs(path, only="both", keep=self.keep, **where, **options)
+            return rows.map(dict, input_columns="metadata", remove_columns="metadata") if self.keep else rows
         if self.dataset_format == "queries":
             instruction = source.get("instruction") or self.instruction
             named: dict[str, Any] = {"instruction": instruction, "name": source.get("name")}

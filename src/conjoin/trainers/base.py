@@ -421,7 +421,7 @@ class RetrievalTrainer(Trainer):
         if args.gradient_cache_chunk_tokens and keeps_padding:
             raise ValueError(
                 f"gradient_cache_chunk_tokens sorts rows and drops padding, which {type(self).__name__} or the "
-                "processor (text_padding='max_length') needs; set gradient_cache_chunk_size"
+                "processor (text_padding='max_length') needs; set it to 0 and gradient_cache_chunk_size to the rows"
             )
         if peft_config is not None:
             add_adapters(encoder, peft_config)

@@ -120,7 +120,7 @@ class ViewCollator:
 
     Args:
         processor: Called as `processor(items, ids=ids)`.
-        views: Names of columns, several joined by `+`; a column that a row lacks is read from its `metadata`.
+        views: Names of columns, several joined by `+`.
     """
 
     def __init__(self, processor: Any, views: Sequence[str]) -> None:
@@ -137,8 +137,7 @@ class ViewCollator:
         for number, view in enumerate(self.views):
             items, names = [], []
             for index, row in enumerate(rows):
-                known = dict(row.get("metadata") or {}) | row
-                cells = {name: known.get(name) for name in view.split("+")}
+                cells = {name: row.get(name) for name in view.split("+")}
                 if any(map(is_missing, cells.values())):
                     continue
                 image, texts = cells.pop("image", None), " ".join(map(str, cells.values()))
