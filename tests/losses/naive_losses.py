@@ -17,8 +17,28 @@ def labels(ids, count):
     return list(range(count)) if ids is None else ids.tolist()
 
 
-def info_nce(queries, candidates, temperature, **own):
-    return mac(queries, candidates, torch.zeros(len(candidates)), temperature, temperature, **own)
+def info_nce(queries, candidates, temperature, *, positive_indices=None, candidate_ids=None, margin=None):
+    places, ids = labels(positive_indices, len(queries)), labels(candidate_ids, len(candidates))
+    ids = [each if isinstance(each, list) else [each] for each in ids]
+    matrix, losses = cosines(queries, candidates), []
+    for i, own in enumerate(places):
+        scores = [matrix[i, own]]
+        for j in range(len(candidates)):
+            is_other = all(one != other for one, other in zip(ids[j], ids[own], strict=True))
+            if is_other and (margin is None or matrix[i, j] <= matrix[i, own] - margin):
+                scores.append(matrix[i, j])
+        losses.append((torch.stack(scores) / temperature).logsumexp(0) - matrix[i, own] / temperature)
+    return torch.stack(losses).mean()
+
+
+def soft_labels(queries, candidates, scores, temperature, score_temperature=1.0):
+    total = 0
+    for query, some, judged in zip(queries, candidates, scores, strict=True):
+        found = (cosines(query[None], some)[0] / temperature).softmax(0)
+        wanted = [math.exp(score / score_temperature) for score in judged.tolist()]
+        wanted = [each / sum(wanted) for each in wanted]
+        total = total + sum(share * (math.log(share) - p.log()) for share, p in zip(wanted, found, strict=True))
+    return total / len(queries)
 
 
 def mac(queries, candidates, modality, temperature, hard_temperature, *, positive_indices=None, candidate_ids=None):

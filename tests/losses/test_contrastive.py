@@ -16,6 +16,8 @@ from conjoin.losses import ContrastiveLoss, GclLoss, Temperature, gather_rows, i
 PLACES = torch.tensor([8, 0, 3, 3, 1, 2])
 IDS = torch.tensor([4, 7, 4, 1, 9, 7])
 CANDIDATE_IDS = torch.tensor([4, 7, 4, 1, 9, 7, 10**15, -3, 2])
+PAIRS_OF_IDS = torch.stack([CANDIDATE_IDS, torch.tensor([1, 2, 3, 1, 5, 6, 2, 8, 1])], dim=1)
+SCORES = torch.tensor([[9.5, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 3.0, -2.0]] * 2)
 MODALITY = torch.tensor([0, 2, 0, 1, 1, 0, 2, 1, 0])
 POSITIVES = torch.tensor([[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]])
 NEGATIVES = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 1], [1, 1, 1]])
@@ -35,6 +37,10 @@ CASES = {
     "InfoNCE, placed": ("info_nce", [*TO_CANDIDATES, COOL], PLACED),
     "InfoNCE, ids": ("info_nce", [*TO_CANDIDATES, COOL], NAMED),
     "InfoNCE, placed, ids": ("info_nce", [*TO_CANDIDATES, COOL], PLACED | NAMED),
+    "InfoNCE, one of two ids": ("info_nce", [*TO_CANDIDATES, COOL], PLACED | {"candidate_ids": PAIRS_OF_IDS}),
+    "InfoNCE, margin": ("info_nce", [*TO_CANDIDATES, COOL], PLACED | NAMED | {"margin": -0.2}),
+    "InfoNCE, little temperature, margin": ("info_nce", [*TO_CANDIDATES, scalar(0.01)], {"margin": -0.5}),
+    "soft labels": ("soft_labels", [VIEWS[0], leaf(6, 3, 4, seed=1), SCORES, COOL, 2.0], {}),
     "symmetric, ids": ("symmetric_info_nce", [*PAIR, COOL], NAMED_PAIR),
     "MAC, placed, ids": ("mac", [*TO_CANDIDATES, MODALITY, COOL, HOT], PLACED | NAMED),
     "several positives, masked": ("multi_positive", [*ANCHORS, POSITIVES, NEGATIVES], {}),

@@ -12,7 +12,7 @@ from transformers.utils import logging as library_logging
 
 from conjoin.cli.main import main
 from conjoin.data import QueryTable, RetrievalBatchSampler
-from conjoin.losses import info_nce
+from conjoin.losses import info_nce, soft_labels
 from tiny_puma import Instructed, make_student, make_trainer as make_puma, sentences
 from tiny_training import hit_rates, make_encoder, make_trainer, small_run, without_dropout, write_recipe
 
@@ -152,3 +152,42 @@ def test_evaluation_ranks_queries_among_all_different_candidates(folder, tmp_pat
     assert metrics["eval_query_to_candidate_hit_rate@5"] == 1
     drawn = [hit_rates(make_puma("puma_stage2", model, processor, tmp_path, None, Instructed(6))) for _ in range(2)]
     assert drawn[0] == drawn[1]
+
+
+def test_false_negatives_are_left_out_and_a_judge_is_followed(tmp_path, tiny_checkpoints):
+    rows = [
+        {"query": f"q {i}", "positive": f"p {i}", "negatives": [f"n {i}", f"m {i}"], "scores": [3.0, i / 4, -1.0],
+         "brand": "a" if i < 2 else None, "colour": i % 3}
+        for i in range(6)
+    ]  # fmt: skip
+
+    def terms(chosen=rows, **arguments):
+        model, processor = make_encoder(tiny_checkpoints)
+        without_dropout(model)
+        trainer = make_trainer("queries", model, processor, tmp_path, Dataset.from_list(chosen), **arguments)
+        batch, embeddings = trainer.data_collator(chosen), {}
+        with torch.no_grad():
+            embeddings |= {name: value.double() for name, value in trainer.embed(model.eval(), batch).items()}
+        return embeddings, trainer.loss_terms(embeddings, batch), trainer
+
+    arguments = {"shared_columns": ["brand", "colour"], "negative_margin": -0.001, "soft_label_weight": 0.5}
+    embeddings, found, trainer = terms(**arguments, score_temperature=2.0)
+    candidates = torch.cat([embeddings["positives"], embeddings["negatives"]])
+    unlike = list(range(100, 112))
+    labels = [[*range(6), *unlike], [0, 0, 2, 3, 4, 5, *unlike], [0, 1, 2, 0, 1, 2, *unlike]]
+    ids = torch.tensor(labels).T
+    contrast = info_nce(embeddings["queries"], candidates, 0.07, candidate_ids=ids, margin=-0.001)
+    plain = info_nce(embeddings["queries"], candidates, 0.07)
+    assert found["contrastive_loss"].item() == pytest.approx(contrast.item(), abs=1e-6) != plain.item()
+    own = torch.cat([embeddings["positives"][:, None], embeddings["negatives"].unflatten(0, (6, 2))], dim=1)
+    judged = soft_labels(embeddings["queries"], own, torch.tensor([row["scores"] for row in rows]), 0.07, 2.0)
+    assert found["soft_label_loss"].item() == pytest.approx(0.5 * judged.item(), abs=1e-6)
+    trainer.train()
+    assert "soft_label_loss" in trainer.state.log_history[0]
+    _, off, _ = terms()
+    assert off["contrastive_loss"].item() == pytest.approx(plain.item(), abs=1e-6) and len(off) == 2
+    bare = [{name: row[name] for name in ("query", "positive")} for row in rows]
+    with pytest.raises(ValueError, match="soft labels need rows with negatives and their `scores`"):
+        terms(bare, soft_label_weight=1.0)
+    with pytest.raises(ValueError, match="no column 'brand'; the columns are 'query', 'positive'"):
+        terms(bare, shared_columns=["brand"])

@@ -11,6 +11,7 @@ from .gcl_loss import GclLoss as GclLoss, gcl as gcl, gcl_views as gcl_views
 from .info_nce_loss import (
     ContrastiveLoss as ContrastiveLoss,
     info_nce as info_nce,
+    soft_labels as soft_labels,
     symmetric_info_nce as symmetric_info_nce,
 )
 from .mac_loss import mac as mac, mac_hard_temperature as mac_hard_temperature

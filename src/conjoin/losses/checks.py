@@ -130,13 +130,13 @@ def own_columns(columns: Tensor, count: int, positions: Tensor | None) -> Tensor
 
 
 def exclude_own(columns: Tensor, count: int, positions: Tensor | None, ids: Tensor | None, name: str) -> Exclusion:
-    """Exclude each row's own column and, with `ids`, all columns of the same id.
+    """Exclude each row's own column and, with `ids`, all columns of the same id, or of one of the same ids.
 
     Args:
         columns: `(M, D)`.
         count: How many rows there are.
         positions: `(count,)` the index of each row's own column; the row's index by default.
-        ids: `(M,)` integers naming what each column shows; all different by default.
+        ids: `(M,)` integers naming what each column shows, or several `(M, A)`; all different by default.
         name: Of the rows, in messages.
 
     Raises:
@@ -149,8 +149,9 @@ def exclude_own(columns: Tensor, count: int, positions: Tensor | None, ids: Tens
     elif len(columns) < count:
         raise ValueError(f"{count} {name} but only {len(columns)} columns, and no positions among them")
     if ids is not None:
-        check_length(ids, f"ids of {name}", len(columns))
-        return Exclusion(labels=((own_columns(ids, count, positions), ids),))
+        several = ids.T if ids.ndim > 1 else [ids]
+        check_length(several[0], f"ids of {name}", len(columns))
+        return Exclusion(labels=tuple((own_columns(each, count, positions), each) for each in several))
     if positions is None:
         return Exclusion(diagonals=(0,))
     return Exclusion(labels=((positions, torch.arange(len(columns), device=columns.device)),))

@@ -1,9 +1,12 @@
 """InfoNCE: from queries to candidates, in both directions, and as a module with its temperature."""
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checks import check_matrix, exclude_own, inverse, loss_metrics, own_columns, unit
+from .checks import check_local, check_matrix, exclude_own, inverse, loss_metrics, own_columns, unit
 from .gather import Gathered, gather_rows
 from .kernel import logsumexp, pair_logsumexp
 from .temperature import Temperature
@@ -16,6 +19,7 @@ def info_nce(
     *,
     positive_indices: Tensor | None = None,
     candidate_ids: Tensor | None = None,
+    margin: float | None = None,
 ) -> Tensor:
     """InfoNCE from queries to candidates: `-mean_i log softmax_j(cos(q_i, c_j) / t)` at the positive.
 
@@ -28,7 +32,10 @@ def info_nce(
         positive_indices: `(N,)` index of each query's positive among the candidates, which may be those of all
             devices.
         candidate_ids: `(M,)` integers naming what each candidate shows; candidates with the id of a query's positive
-            are not its negatives.
+            are not its negatives. Of several ids `(M, A)`, such as those of attributes, one that is equal suffices.
+        margin: Candidates whose cosine with the query is more than that of its positive minus this are not its
+            negatives (as the absolute margin of GISTEmbed, arXiv 2402.16829, here by the scores of the model itself).
+            A negative margin leaves out only those that are so much nearer than the positive. None for all.
 
     Raises:
         ValueError: Shapes do not fit, a vector is zero or not finite, or the temperature is not positive.
@@ -38,8 +45,34 @@ def info_nce(
     scale = inverse(temperature)
     q, c = unit(queries, "queries"), unit(candidates, "candidates")
     exclusion = exclude_own(c, len(q), positive_indices, candidate_ids, "queries")
-    negatives = logsumexp(q, c, scale, exclusion)
-    return mean_cross_entropy(negatives, (q * own_columns(c, len(q), positive_indices)).sum(-1) * scale)
+    own = (q * own_columns(c, len(q), positive_indices)).sum(-1)
+    if margin is not None:
+        exclusion = exclusion._replace(limits=own.detach() - margin)
+    return mean_cross_entropy(logsumexp(q, c, scale, exclusion), own * scale)
+
+
+def soft_labels(
+    queries: Tensor, candidates: Tensor, scores: Tensor, temperature: Tensor | float, score_temperature: float = 1.0
+) -> Tensor:
+    """`mean_i KL(softmax(scores_i / score_temperature) || softmax_k(cos(q_i, c_ik) / temperature))`.
+
+    Args:
+        queries: `(N, D)`, raw.
+        candidates: `(N, K, D)`, raw, those of each query.
+        scores: `(N, K)` what a judge, such as a reranker, says of them.
+        temperature: Positive float, or 0-d tensor to learn.
+        score_temperature: Of the judge's softmax.
+
+    Raises:
+        ValueError: Shapes do not fit, a vector is zero or not finite, or a temperature is not positive.
+    """
+    check_matrix(queries, "queries")
+    check_local(candidates, "candidates", queries)
+    if scores.shape != candidates.shape[:2]:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}, expected {tuple(candidates.shape[:2])}")
+    cosines = (unit(queries, "queries")[:, None] * unit(candidates, "candidates")).sum(-1)
+    wanted = (scores.to(cosines.dtype) * inverse(score_temperature, "score_temperature")).softmax(1)
+    return F.kl_div((cosines * inverse(temperature)).log_softmax(1), wanted, reduction="batchmean")
 
 
 def mean_cross_entropy(negatives: Tensor, positive: Tensor) -> Tensor:
@@ -70,7 +103,7 @@ def symmetric_info_nce(
     check_matrix(b, "b", a, same_rows=True)
     (all_a, all_b), ids, _, positions = gathered or Gathered((a, b))
     if positions is not None:
-        own = {"positive_indices": positions, "candidate_ids": ids}
+        own: dict[str, Any] = {"positive_indices": positions, "candidate_ids": ids}
         return (info_nce(a, all_b, temperature, **own) + info_nce(b, all_a, temperature, **own)) / 2
     scale = inverse(temperature)
     x, y = unit(a, "a"), unit(b, "b")

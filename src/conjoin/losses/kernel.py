@@ -43,10 +43,12 @@ class Exclusion(NamedTuple):
     Args:
         diagonals: Column `i + k` is excluded from row i for each offset k. This rule needs no tensor and costs least.
         labels: Columns with the row's label are excluded, for each pair of labels of rows and columns.
+        limits: `(N,)`; columns whose similarity to the row is above its limit are excluded. Not with groups.
     """
 
     diagonals: tuple[int, ...] = ()
     labels: tuple[Labels, ...] = ()
+    limits: Tensor | None = None
 
     def clear(self, block: Tensor, rows: slice, columns: slice) -> None:
         """Set the excluded entries of a block, all of them finite, to 0 in place."""
@@ -95,6 +97,8 @@ class Blocks:
         self.symmetric, self.matrix = columns is None, matrix
         self.largest_scale = max(matrix.scale, matrix.group_scale)
         self.shift = max(0.0, self.largest_scale - LARGEST_EXPONENT[dtype])
+        limits = matrix.exclusion.limits
+        self.bounds = None if limits is None else (limits.to(dtype) * matrix.scale - self.shift).exp()
         height = BLOCK_SIZE if rows.device.type == "cpu" else DEVICE_BLOCK_SIZE
         width, count = BLOCK_ASPECT * height, len(rows)
         if self.symmetric and count <= min(WHOLE_ROWS, width):
@@ -192,6 +196,8 @@ class Blocks:
         if self.shift:
             scores -= self.shift
         scores.exp_()
+        if self.bounds is not None:
+            scores *= scores <= self.bounds[rows, None]
         self.matrix.exclusion.clear(scores, rows, columns)
         return scores
 

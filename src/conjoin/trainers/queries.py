@@ -1,8 +1,9 @@
 """What the trainers on queries and candidates share: their rows, one forward over both, negatives from all devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
+from uuid import uuid4
 
 import datasets
 import torch
@@ -12,7 +13,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.columns import query_items
+from conjoin.data.cells import is_missing
+from conjoin.data.columns import query_items, require_columns
 from conjoin.data.training_rows import QueryRows, has_order, positives_of, repeats_of, sources_of
 from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.losses import info_nce
@@ -33,6 +35,8 @@ class QueryCandidateConfig(RetrievalConfig):
     Args:
         temperature: Softmax temperature.
         one_dataset_per_batch: Build every batch from one dataset, so that the dataset does not identify a negative.
+        shared_columns: Columns of the rows, such as brand and colour: a positive that has the value of a query's own
+            positive in one of them is not its negative. `negatives` of rows always are.
 
     Raises:
         ValueError: The temperature is not positive.
@@ -40,6 +44,7 @@ class QueryCandidateConfig(RetrievalConfig):
 
     temperature: float = field(default=0.05)
     one_dataset_per_batch: bool = field(default=False)
+    shared_columns: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +58,7 @@ class Candidates(NamedTuple):
     Args:
         embeddings: `(M, D)` embeddings of the candidates.
         positions: `(N,)` index of each local query's positive in `embeddings`.
-        ids: `(M,)` equal for equal candidates; None without ids.
+        ids: `(M,)` equal for equal candidates, or `(M, 1 + A)` with those of `shared_columns`; None without ids.
         modality: `(M,)` values of `conjoin.data.MODALITY_IDS`; None if the rows do not name modalities.
     """
 
@@ -96,7 +101,8 @@ class QueryCandidateTrainer(RetrievalTrainer):
 
     def make_collator(self, processor: ProcessorMixin, model: PreTrainedModel, args: Any) -> Any:
         """Return what maps rows to a batch with the ids of the candidates."""
-        return RetrievalCollator(processor)
+        collator = RetrievalCollator(processor)
+        return AttributeCollator(collator, args.shared_columns) if args.shared_columns else collator
 
     def rename_columns(self, rows: Any) -> Any:
         """Return rows with the names of columns that this trainer reads."""
@@ -153,6 +159,32 @@ class QueryCandidateTrainer(RetrievalTrainer):
         return {"query_to_candidate": ranks_of_pairs(embeddings["query"], embeddings["candidate"][chosen], right)}
 
 
+class AttributeCollator:
+    """Adds `attributes` `(N + M, A)` to a batch: integers, equal for positives with one value in a column.
+
+    Args:
+        collator: Of rows of queries.
+        columns: A columns of the rows.
+    """
+
+    def __init__(self, collator: RetrievalCollator, columns: Sequence[str]) -> None:
+        self.collator, self.columns = collator, columns
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate rows.
+
+        Raises:
+            ValueError: No row has one of the columns, or as the collator.
+        """
+        require_columns(self.columns, [*dict.fromkeys(name for row in rows for name in row)])
+        batch, others = self.collator(rows), sum(len(row.get("negatives") or ()) for row in rows)
+        values = [[row.get(name) for name in self.columns] for row in rows] + [[None] * len(self.columns)] * others
+        batch["attributes"] = torch.tensor(
+            [[stable_id(uuid4().hex if is_missing(each) else str(each)) for each in row] for row in values]
+        )
+        return batch
+
+
 def gather_candidates(embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> Candidates:
     """Gather the candidates of all devices, with gradient; devices may have different numbers of negatives."""
     positives = embeddings["positives"]
@@ -161,14 +193,17 @@ def gather_candidates(embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> 
     if is_distributed():
         rank = dist.get_rank()
         counts = gather_with_gradient(torch.tensor(counts, device=local.device)).tolist()
-    named = (inputs.get("ids"), inputs.get("candidate_modality"))
+    names = [inputs[name].view(len(local), -1) for name in ("ids", "attributes") if name in inputs]
+    named = (torch.cat(names, dim=1) if names else None, inputs.get("candidate_modality"))
     ids, modality = (None if values is None else _gather(values, counts) for values in named)
     positions = torch.arange(len(positives), device=local.device) + sum(counts[:rank])
     return Candidates(_gather(local, counts), positions, ids, modality)
 
 
-def query_info_nce(embeddings: dict[str, Tensor], inputs: dict[str, Any], temperature: float | Tensor) -> Tensor:
-    """Return InfoNCE from the queries of this device to the candidates of all."""
+def query_info_nce(
+    embeddings: dict[str, Tensor], inputs: dict[str, Any], temperature: float | Tensor, margin: float | None = None
+) -> Tensor:
+    """Return InfoNCE from the queries of this device to the candidates of all; `margin` as for `info_nce`."""
     candidates = gather_candidates(embeddings, inputs)
     return info_nce(
         embeddings["queries"],
@@ -176,6 +211,7 @@ def query_info_nce(embeddings: dict[str, Tensor], inputs: dict[str, Any], temper
         temperature,
         positive_indices=candidates.positions,
         candidate_ids=candidates.ids,
+        margin=margin,
     )
 
 
