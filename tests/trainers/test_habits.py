@@ -355,6 +355,9 @@ def test_every_argument_of_the_trainer_works_or_is_refused_by_name(tiny_checkpoi
             {"train_dataset": DatasetDict(train=make_rows(4))},
             r"train_dataset is a DatasetDict; choose a split: dataset\['tr",
         ),
+        ({"train_dataset": {"a": make_rows(4)}}, r"train_dataset is a dict; choose a split: dataset\['a'"),
+        ({"train_dataset": [("a.png", "a")]}, "train_dataset: row 0 is a tuple; expected a dictionary of its columns"),
+        ({"train_dataset": iter(make_rows(4))}, "train_dataset is a .*, which is read once; expected a dataset"),
         ({"eval_dataset": "photos.csv"}, "eval_dataset='photos.csv' is a path"),
         ({"processing_class": None}, "pass processing_class"),
     ],
@@ -413,6 +416,8 @@ CONTAINERS = {
     "columns": lambda rows: {name: [row[name] for row in rows] for name in ("image", "caption")},
     "pandas": lambda rows: pandas.DataFrame([{name: row[name] for name in ("image", "caption")} for row in rows]),
     "Dataset": lambda rows: Dataset.from_list(list(rows)),
+    "arrow": lambda rows: Dataset.from_list(list(rows)).data.table,
+    "format": lambda rows: Dataset.from_list(list(rows)).with_format("polars"),
     "transform": lambda rows: transformed(),
     "torch": lambda rows: EpochRows(list(rows)),
 }
@@ -458,11 +463,33 @@ def test_rows_of_one_text_are_of_one_group_or_told(trainer, caplog):
     assert masked == [1, 1, 0]
 
 
-@pytest.mark.parametrize("column", ["score", "label"])
+def test_a_grade_of_pairs_is_told(trainer, caplog):
+    rows = make_rows(8).add_column("score", [0.5] * 8)
+    trainer(GclTrainer, rows)
+    assert "the column 'score' is no grade here: every image and its text are taken as a match" in caplog.text
+
+
+@pytest.mark.parametrize("column", ["score", "label", "similarity"])
 def test_a_grade_is_refused_and_not_taken_for_a_match(trainer, column):
     rows = Dataset.from_dict({"sentence1": ["a"] * 8, "sentence2": ["b"] * 8, column: [0.0] * 8})
     with pytest.raises(ValueError, match=f"the column '{column}' grades pairs, and InfoNCE takes every pair"):
         trainer(QueryContrastiveTrainer, rows)
+
+
+def test_layers_computed_again_from_their_inputs_alone_are_refused_with_adapters(tiny_checkpoints, tmp_path):
+    settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    args = ContrastiveConfig(str(tmp_path), **SETTINGS | settings)
+    adapters = LoraConfig(r=2, target_modules=["q_proj"])
+    with pytest.raises(ValueError, match=r"gradient_checkpointing_kwargs=.* computes no gradient; set use_reentrant"):
+        ContrastiveTrainer(tiny_checkpoints["clip"], args, make_rows(8), peft_config=adapters).train()
+
+
+def test_a_model_whose_parameters_are_all_frozen_is_refused(trainer):
+    made = trainer(ContrastiveTrainer)
+    made.encoder.requires_grad_(False)
+    assert "eval_loss" in made.evaluate(make_rows(4))
+    with pytest.raises(ValueError, match=r"all parameters of the model are frozen: requires_grad_\(True\)"):
+        made.train()
 
 
 @pytest.mark.parametrize("chunk_size", [0, 1])

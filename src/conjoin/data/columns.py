@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import datasets
@@ -58,7 +58,7 @@ QUERY_NAMES = {
 _ITEMS = ("query", "positive", "negative", "variant")
 _ENDINGS = {"whole": "", "text": "_text", "image": "_image"}
 """A whole item is a text, an image, or `{"text", "image"}`; of positives and negatives also a list of them."""
-_GRADES = ("label", "labels", "score", "scores")
+_GRADES = ("label", "labels", "score", "scores", "similarity", "relevance")
 _SURE_IDS = ("id", "__key__")
 """A column of these names is the id whatever it holds."""
 _PAGES = ("path", "url", "link")
@@ -125,10 +125,15 @@ def clean_names(dataset: Source) -> Source:
     return dataset.rename_columns(new) if new else dataset
 
 
-def matching(names: Iterable[str], available: Sequence[str]) -> list[str]:
+def matching(names: Iterable[str], available: Collection[str]) -> list[str]:
     """Return the columns with one of some names, in the order of the names; case is ignored."""
-    known = {plain_name(name): name for name in reversed(available)}
+    known = {plain_name(name): name for name in reversed([*available])}
     return [known[name] for name in names if name in known]
+
+
+def grade_columns(available: Collection[str]) -> list[str]:
+    """Return the columns that are named as if they graded pairs."""
+    return matching(_GRADES, available)
 
 
 def require_columns(names: Iterable[str | None], available: Sequence[str]) -> None:
@@ -365,7 +370,7 @@ def query_items(available: Sequence[str], named: Mapping[str, str] | None = None
         found = [{part: known[stem + end] for part, end in _ENDINGS.items() if stem + end in known} for stem in stems]
         given = {part: named[role + end] for part, end in _ENDINGS.items() if role + end in named}
         items[role] = [given] if given else [item for item in found if item]
-    for name in matching(_GRADES, available):
+    for name in grade_columns(available):
         if name not in named.values() and not items["negative"]:
             raise ValueError(
                 f"the column {name!r} grades pairs, and InfoNCE takes every pair as a match: keep those that match, "

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from huggingface_hub import HfApi
@@ -30,7 +31,7 @@ import conjoin
 from conjoin.data import EpochRows, PairCollator
 from conjoin.data.cells import is_missing
 from conjoin.data.collators import TEXT_IDS
-from conjoin.data.columns import ROLES, guess_columns, require_columns, undecoded
+from conjoin.data.columns import ROLES, grade_columns, guess_columns, require_columns, undecoded
 from conjoin.devices import choose_bf16
 from conjoin.evaluation import best_ranks
 from conjoin.hub import load_trainable, save_model
@@ -389,6 +390,8 @@ class RetrievalTrainer(Trainer):
         columns: Mapping[str, str | Sequence[str]] | None = None,
         **kwargs: Any,
     ) -> None:
+        if given := next((name for name in NO_EFFECT if kwargs.get(name) is not None), None):
+            raise ValueError(f"{given} has no effect here; expected {NO_EFFECT[given]}")
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
         is_fitting = isinstance(encoder, self.model_class)
@@ -407,8 +410,6 @@ class RetrievalTrainer(Trainer):
             data_collator = data_collator or own
         elif data_collator is None:
             raise ValueError("pass processing_class (the model's processor) or a data_collator")
-        if given := next((name for name in NO_EFFECT if kwargs.get(name) is not None), None):
-            raise ValueError(f"{given} has no effect here; expected {NO_EFFECT[given]}")
         uses_cache = args.gradient_cache_chunk_size or args.gradient_cache_chunk_tokens
         if uses_cache and type(self).compute_loss is not RetrievalTrainer.compute_loss:
             raise ValueError(
@@ -565,28 +566,43 @@ class RetrievalTrainer(Trainer):
         """Return rows in any container, or each of a dictionary of them, with the columns that this trainer reads.
 
         Args:
-            rows: A dataset, a list of rows, a dictionary of columns, or a table of pandas.
+            rows: A dataset, a list of rows, a dictionary of columns, or a table of pandas, polars or pyarrow.
             name: Of the argument, for messages.
 
         Raises:
-            ValueError: It is a path, or a dictionary of splits to train on; or a column is missing.
+            ValueError: It is a path, or a dictionary of splits to train on; a row is no dictionary; or a column is
+                missing.
         """
         if isinstance(rows, str | Path):
             raise ValueError(
                 f"{name}={str(rows)!r} is a path; expected a dataset: load_dataset(..., split='train') or load_pairs"
             )
-        if isinstance(rows, datasets.DatasetDict | datasets.IterableDatasetDict) and name == "train_dataset":
-            raise ValueError(f"{name} is a {type(rows).__name__}; choose a split: dataset[{next(iter(rows))!r}]")
-        if hasattr(rows, "to_dict") and hasattr(rows, "iloc"):  # of pandas
+        if hasattr(rows, "iloc"):  # of pandas: its cells may be pictures
             rows = rows.to_dict("list")
+        elif hasattr(rows, "__arrow_c_stream__"):
+            rows = datasets.Dataset(pa.table(rows))
+        if isinstance(rows, datasets.Dataset) and rows.format["type"] not in (None, "custom"):
+            rows = rows.with_format(None, columns=rows.format["columns"])
         if isinstance(rows, Mapping):
             columns = [*rows.values()]
             known = {*self.needed_columns, *(old for old in self._columns.values() if isinstance(old, str))}
             first = next((each[0] for each in columns if isinstance(each, list) and each), None)
             is_row = isinstance(first, Mapping) and not {*first} <= {"bytes", "path"}  # and no cell of pictures
             if not {*rows} & known and (is_row or not all(isinstance(each, list) for each in columns)):
+                if name == "train_dataset":
+                    raise ValueError(
+                        f"{name} is a {type(rows).__name__}; choose a split: dataset[{next(iter(rows))!r}]"
+                    )
                 return {each: self.read_rows(value, f"{name}[{each!r}]") for each, value in rows.items()}
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*columns, strict=True)]
+        if isinstance(rows, Iterator):
+            raise ValueError(f"{name} is a {type(rows).__name__}, which is read once; expected a dataset or a list")
+        if isinstance(rows, Sequence | Dataset) and isinstance(rows, Sized) and len(rows):
+            if not isinstance(rows[0], Mapping):
+                raise ValueError(
+                    f"{name}: row 0 is a {type(rows[0]).__name__}; expected a dictionary of its columns, such as "
+                    '{"image": ..., "text": ...}'
+                )
         return None if rows is None else self.rename_columns(rows)
 
     def rename_columns(self, rows: Any) -> Any:
@@ -611,6 +627,7 @@ class RetrievalTrainer(Trainer):
                 shown = ", ".join(f"{role}={old}" for role, old in guessed.items())
                 logger.warning("columns are read as %s; %s(columns=...) names others", shown, type(self).__name__)
             columns |= guessed
+            warn_of_grades(rows, {*names}.difference(*named))
         lacking = [role for role in self.needed_columns if names and role not in {*names, *columns}]
         if lacking:
             raise ValueError(
@@ -679,6 +696,19 @@ class RetrievalTrainer(Trainer):
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)))
         if resume_from_checkpoint and self.args.local_process_index == 0:
             check_checkpoint(resume_from_checkpoint)
+        modules = [module for module in self.model.modules() if not isinstance(module, Temperature)]
+        if not any(each.requires_grad for module in modules for each in module.parameters(recurse=False)):
+            raise ValueError(
+                "all parameters of the model are frozen: requires_grad_(True); adapters are loaded for training by "
+                "PeftModel.from_pretrained(..., is_trainable=True)"
+            )
+        recomputing = self.args.gradient_checkpointing_kwargs or {}
+        is_reentrant = self.args.gradient_checkpointing and recomputing.get("use_reentrant")
+        if is_reentrant and not all(parameter.requires_grad for parameter in self.encoder.parameters()):
+            raise ValueError(
+                "gradient_checkpointing_kwargs={'use_reentrant': True}: behind frozen parameters or below adapters it "
+                "computes no gradient; set use_reentrant to False"
+            )
         with writing(str(self.args.output_dir)):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -1031,6 +1061,14 @@ def guess_roles(rows: Any, names: Sequence[str], columns: Mapping[str, Any]) -> 
         old for old, kind in (getattr(rows, "features", None) or {}).items() if isinstance(kind, datasets.ClassLabel)
     ]
     return {role: old for role, old in guessed.items() if role not in given and old is not None and old not in labels}
+
+
+def warn_of_grades(rows: Any, names: Collection[str]) -> None:
+    """Say which of some columns of pairs look as if they graded them."""
+    features = getattr(rows, "features", None) or {}
+    for name in grade_columns(names):
+        if not isinstance(features.get(name), datasets.ClassLabel) and isinstance(next(iter(rows))[name], int | float):
+            logger.warning("the column %r is no grade here: every image and its text are taken as a match", name)
 
 
 def warn_of_equal_texts(rows: datasets.Dataset, columns: Mapping[str, Any]) -> None:
