@@ -86,7 +86,8 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
     except ItemError:
         raise
     except UnidentifiedImageError as error:
-        raise ItemError(name, f"{prefix}cannot read the image: {len(source)} bytes of an unknown format") from error
+        problem = f"{len(source)} bytes of an unknown format ({source[:12]!r})"
+        raise ItemError(name, f"{prefix}cannot read the image: {problem}") from error
     except Exception as error:  # on damaged files decoders raise SyntaxError, struct.error, IndexError and others
         problem = str(error) or type(error).__name__
         raise ItemError(name, f"{prefix}cannot read the image: {problem}") from error

@@ -63,6 +63,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "eval_do_concat_batches": ("R@k needs all embeddings", True),
     "label_smoothing_factor": ("a contrastive loss has no classes to smooth", 0),
     "include_for_metrics": ("compute_metrics gets embeddings and ids, no inputs", [], ["loss"]),
+    "gradient_checkpointing_kwargs": (
+        "use_reentrant gives no gradient below adapters and frozen layers", None, {}, {"use_reentrant": False},
+    ),
     "hub_strategy": (
         "a checkpoint holds the state of training, no model to push; expected 'end', which pushes the trained model",
         HubStrategy.END,
@@ -701,13 +704,6 @@ class RetrievalTrainer(Trainer):
             raise ValueError(
                 "all parameters of the model are frozen: requires_grad_(True); adapters are loaded for training by "
                 "PeftModel.from_pretrained(..., is_trainable=True)"
-            )
-        recomputing = self.args.gradient_checkpointing_kwargs or {}
-        is_reentrant = self.args.gradient_checkpointing and recomputing.get("use_reentrant")
-        if is_reentrant and not all(parameter.requires_grad for parameter in self.encoder.parameters()):
-            raise ValueError(
-                "gradient_checkpointing_kwargs={'use_reentrant': True}: behind frozen parameters or below adapters it "
-                "computes no gradient; set use_reentrant to False"
             )
         with writing(str(self.args.output_dir)):
             return super().train(resume_from_checkpoint, *args, **kwargs)
