@@ -10,6 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 from transformers.utils import is_torchvision_available
 
 from tiny_mllms import CHAT, tokenizer
@@ -48,6 +49,7 @@ BUILT = {
 """What configurations must be told when they are made, by family."""
 SETTINGS = {
     "gemma3": {"image_seq_length": PATCHES**2 // 4},
+    "llava_onevision": {"image_grid_pinpoints": [[112, 112], [112, 224]]},
     "t5gemma2": {"image_seq_length": PATCHES**2 // 4},
     "gemma3n": {"text_config": {"num_hidden_layers": 4, "intermediate_size": 48, "activation_sparsity_pattern": None}},
     "qwen3_vl": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
@@ -58,6 +60,8 @@ SETTINGS = {
     },
 }
 """What does not follow from the sizes, by family."""
+WRITTEN = {"ovis2": {f"<IMG_{name}>" for name in ("ATOM", "START", "GRID", "COL", "ROW", "END")}}
+"""Tokens that a processor writes and does not name, by family."""
 TEMPLATE = """\
 {%%- for message in messages -%%}
 {{- '<|im_start|>' + message.role + ' ' -}}
@@ -127,8 +131,16 @@ def spelled(name):
     )
 
 
-def fit(eyes, vision):
-    """Let an image processor make pictures of the size that a vision tower reads."""
+def vision_of(config):
+    """The configuration of the vision tower, which an encoder of its own may hold."""
+    return getattr(getattr(config, "encoder", config), "vision_config", config)
+
+
+def fit(eyes, config):
+    """Let an image processor make pictures of the size that the vision tower of a model reads."""
+    vision = vision_of(config)
+    if hasattr(config, "image_grid_pinpoints"):
+        eyes.image_grid_pinpoints = config.image_grid_pinpoints
     for name in ("patch_size", "temporal_patch_size", "spatial_merge_size"):
         ours = {"spatial_merge_size": "merge_size"}.get(name, name)
         if isinstance(getattr(vision, name, None), int) and isinstance(getattr(eyes, ours, None), int):
@@ -165,15 +177,19 @@ def make_processor(config, tokens, written):
         if name.endswith("tokenizer"):
             arguments[name] = words
         elif name == "image_processor":
-            arguments[name] = fit(eyes(), getattr(config, "vision_config", config))
+            arguments[name] = fit(eyes(), config)
         elif name == "video_processor":
-            arguments[name] = None
+            kinds = VIDEO_PROCESSOR_MAPPING[type(config)] if is_torchvision_available() else {}
+            arguments[name] = kinds["torchvision"]() if kinds else None
         elif name in ("feature_extractor", "audio_processor"):
             arguments[name] = FEATURE_EXTRACTOR_MAPPING[type(config)]()
         else:
-            for part in (config, getattr(config, "vision_config", None)):
-                if getattr(part, name, None) is not None and name != "chat_template":
-                    arguments.setdefault(name, getattr(part, name))
+            for part in (config, vision_of(config)):
+                value = getattr(part, {"img_size": "image_size"}.get(name, name), None)
+                if value is not None and name != "chat_template":
+                    arguments.setdefault(name, value)
+    if "image_seq_length" in inspect.signature(kind.__init__).parameters and "image_seq_length" not in arguments:
+        arguments["image_seq_length"] = PATCHES**2
     if "num_image_tokens" in inspect.signature(kind.__init__).parameters:
         arguments["num_image_tokens"] = PATCHES**2
     if "image_seq_len" in inspect.signature(kind.__init__).parameters and hasattr(config, "vision_config"):
@@ -182,6 +198,7 @@ def make_processor(config, tokens, written):
         arguments["image_seq_len"] = latents or (PATCHES // merged) ** 2
     if "num_additional_image_tokens" in inspect.signature(kind.__init__).parameters:
         arguments["num_additional_image_tokens"] = int("clip" in config.vision_config.model_type)
+        arguments.setdefault("vision_feature_select_strategy", "default")
     return kind(**arguments)
 
 
@@ -195,7 +212,7 @@ def make_any(name):
     config = shrink(CONFIG_MAPPING[name](**BUILT.get(name, {})))
     update(config, SETTINGS.get(name, {}))
     tokens = {"image_token", "pad_token", "eos_token", "bos_token"} | token_names(config)
-    written = set()
+    written = set(WRITTEN.get(name, ()))
     while True:
         try:
             processor = make_processor(config, tokens, written)
