@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
 
-from conjoin.retrieval import Collection, Miner, encode_collection, mine_hard_negatives, open_collection
-from tiny_caches import read_mined
+from conjoin.retrieval import Collection, Miner, encode_collection, load_mined, mine_hard_negatives, open_collection
 from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
 
@@ -56,6 +56,10 @@ def mine(out):
 def read_index(out):
     """The rows, and whether there is an index, whose measured recall is written last."""
     return state(out), bool(Collection(out).metadata["index"])
+
+
+def read_mined(out):
+    return [*load_mined(out).items()], pq.read_table(out / "negatives.parquet").to_pylist()
 
 
 def read_faiss(out):
