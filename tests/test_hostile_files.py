@@ -72,10 +72,16 @@ def sizes(**more):
     return read
 
 
-def vocabulary(folder):
-    save_embedder(folder / "hostile")
-    os.truncate(folder / "hostile/tokenizer.json", 2**27 + 1)
-    load_encoder(folder / "hostile")
+def words(name, size):
+    """An embedder with a file of words of so many bytes."""
+
+    def read(folder):
+        save_embedder(folder / "hostile")
+        (folder / "hostile" / name).touch()
+        os.truncate(folder / "hostile" / name, size)
+        load_encoder(folder / "hostile")
+
+    return read
 
 
 def fewer_ids(folder):
@@ -106,15 +112,19 @@ CASES = {
     "deep JSON": (embedder("config.json", "[" * 100_000), "hostile/config.json' cannot be read: .*recursion"),
     "a million layers": (sizes(num_hidden_layers=10**6), "hostile': config.json has num_hidden_layers=1,000,000"),
     "wide layers": (sizes(hidden_size=10**9), "hostile': config.json has hidden_size=1,000,000,000; its weights:"),
-    "a huge vocabulary": (vocabulary, "hostile': tokenizer.json has 134,217,729 bytes; the limit is 134,217,728"),
+    "huge settings": (
+        words("tokenizer.json", 2**27 + 1),
+        "hostile': tokenizer.json has 134,217,729 bytes; the limit is",
+    ),
+    "a huge vocabulary": (
+        words("vocab.txt", 2**24),
+        r"hostile': vocab.txt has 16,777,216 bytes, but its weights \d+,",
+    ),
     "fewer ids than vectors": (fewer_ids, "index.faiss' holds 20 vectors, rows.parquet 1 ids"),
     "no tokenizer": (embedder("tokenizer.json", "{"), "cannot load the model .*hostile': Expecting property name"),
     "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile': .*as safetensors"),
     "a pickle of PyTorch": (weights(torch.save), "hostile': .*as safetensors"),
-    "no weights": (
-        weights(lambda code, path: path.write_bytes(b"hello")),
-        "hostile': one of its files cannot be read",
-    ),
+    "no weights": (weights(lambda code, path: path.write_bytes(b"hello")), "hostile': it cannot be read"),
     "a broken template": (template("{% if %}"), "chat template of .*hostile'.*TemplateSyntaxError"),
     "a template of code": (template("{{ ''.__class__.__mro__ }}"), "chat template of .*hostile'.*SecurityError"),
     "a template that fails": (template("{{ 1 / 0 }}"), "chat template of .*hostile'.*ZeroDivisionError"),

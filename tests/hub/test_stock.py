@@ -1,7 +1,5 @@
 """Stock checkpoints: the same vectors in transformers and sentence-transformers, without code."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -72,8 +70,6 @@ def test_the_vectors_in_transformers(name, retriever, items, tmp_path):
     """An ordinary checkpoint: nothing missing, nothing left over, and the last state is the vector."""
     model, processor = retriever(name)
     folder = export_stock(model, processor, tmp_path / "stock")
-    saved = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
-    assert saved == type(processor.image_processor).__name__  # another class of the library has other pixels
     stock, report = AutoModel.from_pretrained(folder, output_loading_info=True)
     assert type(stock) is type(model.backbone) and not any(report.values()), report
     whole, report = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from conjoin.hub import load_any, load_trainable
 from conjoin.hub.sentence_model import SentenceModel, load_tower
@@ -28,11 +29,14 @@ from conjoin.trainers import (
     SolarStage1Trainer,
 )
 from conjoin.trainers.compress import CompressOptions, compress
+from conjoin.trainers.recipe import load_recipe
+from conjoin.trainers.runs import build_trainer
 from tiny_any import drop_videos, save_any
-from tiny_training import SETTINGS, make_rows
+from tiny_training import SETTINGS, make_rows, small_run
 
 FAMILIES = ["gemma3"]
 SLOW = ["embedding_gemma2", "qwen3_5", "idefics2", "llava_next", "paddleocr_vl", "qwen2_vl", "qwen3_vl"]
+"""The last two have a class of their own here, which cuts them otherwise."""
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=r".*(q_proj|v_proj)")
 
 
@@ -87,9 +91,22 @@ def step(model, folder, trainer=GclTrainer, config=GclConfig, data=None, argumen
     return made, {name: now[name].detach() - each for name, each in before.items() if not now[name].equal(each)}
 
 
+def check_vectors(model, processor, items, library):
+    """Compare the vectors of a model with those of sentence-transformers, and return them."""
+    with torch.no_grad():
+        found = model(**processor(items)).embeddings.numpy()
+    for item, vector in zip(items, found, strict=True):
+        np.testing.assert_allclose(library.encode([item], device="cpu")[0], vector, atol=1e-6)
+    return found
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_step_in_chunks_is_the_plain_step_and_the_model_is_saved_whole(name, folders, tmp_path, pictures):
-    gradients = {}
+    """Before and after it, the vectors are those of sentence-transformers."""
+    gradients, items = {}, ["a text", pictures[0], {"text": "a longer text", "image": pictures[1]}]
+    body = Transformer(str(folders(name)))
+    pooling = Pooling(body.get_embedding_dimension(), "lasttoken")
+    check_vectors(*load_tower(folders(name), "last"), items, SentenceTransformer(modules=[body, pooling, Normalize()]))
     for way in ({}, {"gradient_cache_chunk_size": 1}, {"gradient_cache_chunk_tokens": 64}):
         model = load_tower(folders(name), "last")[0].model  # of families with a class of their own, too
         trainer, gradients[str(way)] = step(model, tmp_path / "out", arguments={"peft_config": LORA}, **way)
@@ -100,12 +117,8 @@ def test_a_step_in_chunks_is_the_plain_step_and_the_model_is_saved_whole(name, f
             torch.testing.assert_close(other[each], gradient, rtol=1e-4, atol=1e-6)
     trainer.save_model(str(tmp_path / "saved"))
     assert not list((tmp_path / "saved").glob("*.py"))
-    items = ["a text", pictures[0], {"text": "a longer text", "image": pictures[1]}]
-    with torch.no_grad():
-        expected = trainer.model.eval()(**trainer.processing_class(items)).embeddings.numpy()
     stock = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    for item, vector in zip(items, expected, strict=True):
-        np.testing.assert_allclose(stock.encode([item])[0], vector, atol=1e-6)
+    expected = check_vectors(trainer.model.eval(), trainer.processing_class, items, stock)
     np.testing.assert_allclose(load_encoder(tmp_path / "saved", device="cpu").encode(items), expected, atol=1e-6)
 
 
@@ -157,23 +170,26 @@ def test_the_sample_trains(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "keep_last"),
-    [("gemma3", False), ("gemma3", True), pytest.param("embedding_gemma2", False, marks=pytest.mark.slow)],
+    [("gemma3", False), ("gemma3", True), *(pytest.param(name, False, marks=pytest.mark.slow) for name in SLOW[:-2])],
 )
 def test_a_cut_model_is_its_layers_with_the_final_norm(name, keep_last, folders, tmp_path, pictures):
     whole, processor = load_tower(folders(name), "last")
-    decoder = whole.body.language_model
+    decoder = getattr(whole.body, "language_model", None) or whole.body.text_model
     kept = [0, 3] if keep_last else [0, 1]
     items = ["a text", pictures[0], {"text": "a longer text", "image": pictures[1]}]
     with torch.no_grad():
         uncut = whole(**processor(items)).embeddings
         decoder.layers = torch.nn.ModuleList(decoder.layers[number] for number in kept)
         decoder.config.num_hidden_layers = 2
-        decoder.config.layer_types = [decoder.config.layer_types[number] for number in kept]
+        if types := getattr(decoder.config, "layer_types", None):
+            decoder.config.layer_types = [types[number] for number in kept]
         expected = whole(**processor(items)).embeddings
         copied = shutil.copytree(folders(name), tmp_path / "copy")
         if not keep_last:
             index = json.loads((copied / "model.safetensors.index.json").read_text())["weight_map"]
-            needed = {shard for key, shard in index.items() if not re.match(r"language_model.*\.layers\.3\.", key)}
+            needed = {
+                shard for key, shard in index.items() if not re.match(r"(language|text)_model.*\.layers\.3\.", key)
+            }
             deep = {*index.values()} - needed
             assert deep
             for shard in deep:  # of the last layer alone
@@ -196,3 +212,27 @@ def test_any_model_is_compressed(folders, tmp_path):
     student, _ = load_any(tmp_path / "layers-2")
     assert student.config.get_text_config().num_hidden_layers == 2
     assert [row[0] for row in results.tables[0].rows] == ["4, whole", "2, untrained", "2, trained"]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
+def test_adapters_train_on_weights_in_4_bits(name, folders, mllm_checkpoints, tmp_path):
+    """QLoRA: what is saved is whole, with the adapters merged."""
+    pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes")
+    table = tmp_path / "pairs.jsonl"
+    for number, row in enumerate(make_rows(4)):
+        row["image"].save(tmp_path / f"{number}.png")
+        table.open("a").write(json.dumps({"image": str(tmp_path / f"{number}.png"), "text": row["text"]}) + "\n")
+    folder = folders(name) if name == "gemma3" else mllm_checkpoints(name)[0]
+    words = ["--trainer=gcl", f"--model_name_or_path={folder}", f"--dataset_name={table}", "--use_peft"]
+    words += ["--lora_target_modules=.*language_model.*(q_proj|v_proj)", "--load_in_4bit"]
+    trainer = build_trainer(load_recipe(None, [*words, *small_run(tmp_path / "out", gradient_cache_chunk_size=2)]))
+    before = {name: each.detach().clone() for name, each in trainer.model.named_parameters() if each.requires_grad}
+    trainer.train()
+    moved = dict(trainer.model.named_parameters())
+    assert any("lora" in each and not moved[each].equal(value) for each, value in before.items())
+    trainer.save_model(str(tmp_path / "saved"))
+    with torch.no_grad():
+        expected = trainer.model.eval()(**trainer.processing_class(["a lamp"])).embeddings.numpy()
+    found = load_encoder(tmp_path / "saved", device="cpu")
+    assert all(each.is_floating_point() for each in found.model.parameters())
+    np.testing.assert_allclose(found.encode(["a lamp"]), expected, atol=0.02)

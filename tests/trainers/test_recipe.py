@@ -13,6 +13,7 @@ from conjoin.trainers.contrastive import ContrastiveConfig
 from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.recipe import load_recipe, parse_recipe, recipe_folder
 from conjoin.trainers.runs import build_trainer, run
+from tiny_any import save_any
 from tiny_training import small_run, write_pairs, write_recipe
 
 PAIRS = "THE PAIRS"
@@ -133,10 +134,12 @@ def test_a_global_batch_is_divided_and_replaces_rows_per_device(path):
 def test_a_dry_run_counts_without_weights(path, mllm_checkpoints, tmp_path, capsys):
     words = ["--global_batch_size=4", "--num_train_epochs=3", "--max_steps=-1", "--warmup_steps=0.5", "--use_peft"]
     mllm = shutil.copytree(mllm_checkpoints("qwen2_vl")[0], tmp_path / "mllm")
-    for file in mllm.glob("*.safetensors"):
+    save_any("gemma3", tmp_path / "gemma3")
+    for file in (*mllm.glob("*.safetensors"), *tmp_path.glob("gemma3/*.safetensors")):
         file.unlink()
     of_mllm = ["--model_name_or_path", str(mllm), "--model_init_kwargs={keep_layers: 2}"]
-    for more, kind in (([], "joint_encoder"), (of_mllm, "mllm_retriever")):
+    of_any = ["--model_name_or_path", str(tmp_path / "gemma3"), of_mllm[-1], "--freeze_towers=false"]
+    for more, kind in (([], "joint_encoder"), (of_mllm, "mllm_retriever"), (of_any, "gemma3")):
         assert main(["train", str(path), *words, *more, "--dry-run"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert "rows: 8 batch: 4 (1 x 4), 4 rows per step steps: 6 (3 epochs), of which 3 of warm-up" in printed

@@ -2,7 +2,6 @@ from conjoin.hub.build import from_backbones as from_backbones, from_clip as fro
 from conjoin.hub.embedder import load_embedder as load_embedder
 from conjoin.hub.folder import (
     check_model as check_model,
-    has_file as has_file,
     loading as loading,
     model_kind as model_kind,
     model_type as model_type,

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from conjoin.hub.folder import has_both_features, is_two_towers
+from conjoin.hub.folder import MODELS, has_both_features, is_two_towers
 from conjoin.hub.pruned_checkpoint import cut_checkpoint, fetch_small_files, new_name
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
@@ -71,7 +71,7 @@ def from_mllm(
         ValueError: The checkpoint has another architecture, or an argument is unknown or out of range.
     """
     model = mllm_model(checkpoint, keep_layers, ret_token=ret_token, revision=revision, **options)
-    token = None if model.config.readout == "last" else ret_token
+    token = None if model.config.readout == "last" or model.config.ret_token_id is None else ret_token
     return model, mllm_processor(checkpoint, ret_token=token, revision=revision, **processor or {})
 
 
@@ -199,26 +199,26 @@ def prune(model: MllmRetrieverModel, keep_layers: int, keep_last: bool = False) 
 
 
 def empty_model(checkpoint: str | Path, **config: Any) -> PreTrainedModel:  # noqa: ANN401
-    """Return the model that a checkpoint holds or that `from_mllm` or `from_clip` builds, on the device `meta`.
+    """Return the model that a checkpoint holds or that is built to train it, on the device `meta`.
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub; only its configuration is read.
         config: Fields of a new model's configuration.
 
     Raises:
-        ValueError: A field is unknown, or the checkpoint is of another architecture.
+        ValueError: A field is unknown.
     """
     settings = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-    classes: tuple[Any, ...] = (*TWO_TOWERS.values(), MllmRetrieverModel, ScoreFusionModel)
-    model_class = next((each for each in classes if each.config_class.model_type == settings.model_type), None)
-    if model_class is None and settings.model_type in TEMPLATES:
-        model_class, given = MllmRetrieverModel, {"ret_token_id": 0} | config
-        given = {name: value for name, value in given.items() if name not in ("dtype", "ret_token", "revision")}
-        settings = configure(MllmRetrieverConfig, given, backbone_config=settings)
-    elif model_class is None:
-        model_class, settings = ScoreFusionModel, configure(ScoreFusionConfig, config, backbone_config=settings)
     with torch.device("meta"):
-        return model_class(settings)
+        if settings.model_type in MODELS:
+            return MODELS[settings.model_type][0](settings)
+        if settings.model_type in TEMPLATES:
+            given = {"ret_token_id": 0} | config
+            given = {name: value for name, value in given.items() if name not in ("dtype", "ret_token", "revision")}
+            return MllmRetrieverModel(configure(MllmRetrieverConfig, given, backbone_config=settings))
+        if is_two_towers(settings):
+            return ScoreFusionModel(configure(ScoreFusionConfig, config, backbone_config=settings))
+        return AutoModel.from_config(cut_layers(settings, config.get("keep_layers"))[0])
 
 
 def empty_towers(model_type: str, vision: str | Path, text: str | Path, **config: Any) -> PreTrainedModel:  # noqa: ANN401

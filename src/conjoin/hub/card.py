@@ -12,7 +12,7 @@ import yaml
 from datasets.naming import camelcase_to_snakecase
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
-from transformers import TrainingArguments
+from transformers import AutoConfig, TrainingArguments
 
 import conjoin
 from conjoin.hub.folder import MODELS
@@ -125,10 +125,14 @@ def _facts(folder: Path, config: dict[str, Any], recipe: dict[str, Any]) -> dict
             count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
     facts: dict[str, Any] = {"parameters": f"{count:,}"}
     if not has_library_card(folder):
-        backbone = config.get("backbone_config", config)
-        text = backbone.get("text_config", backbone)
-        facts["dimensions"] = _dimension(config)
-        facts["layers of the text model"] = config.get("keep_layers") or text.get("num_hidden_layers")
+        known, backbone = (
+            AutoConfig.from_pretrained(folder, trust_remote_code=False),
+            config.get("backbone_config", config),
+        )
+        text = known.get_text_config()
+        widths = [known.hidden_size] if known.model_type in MODELS else config.get("matryoshka_dimensions")
+        facts["dimensions"] = max(widths or [text.hidden_size])
+        facts["layers of the text model"] = text.num_hidden_layers
         for tower, source in (("vision", recipe.get(_MODELS[1])), ("text", recipe.get(_MODELS[2]))):
             name = public_name(source) if source else backbone.get(f"{tower}_config", {}).get("model_type")
             facts[f"{tower} tower"] = name and f"`{name}`"
@@ -139,17 +143,6 @@ def _facts(folder: Path, config: dict[str, Any], recipe: dict[str, Any]) -> dict
     for path in sorted(folder.rglob("sentence_bert_config.json")):
         facts["inputs"] = ", ".join(_read(path).get("modality_config", {}))
     return {name: value for name, value in facts.items() if value}
-
-
-def _dimension(config: dict[str, Any]) -> int:
-    """The dimension of the embeddings, where the configuration of each kind of model has it."""
-    kind, parts = config["model_type"], config.get("backbone_config", config)
-    width = parts.get("text_config", parts).get("hidden_size")
-    if kind == "score_fusion":
-        return int(parts.get("projection_dim") or parts["vision_config"]["hidden_size"])
-    if kind == "joint_encoder":
-        return int(config["hidden_size"])
-    return int(max(config.get("matryoshka_dimensions") or [config.get("embedding_dim") or width]))
 
 
 def _hub_ids(names: Sequence[Any]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, ProcessorMixin
 
-from conjoin.hub.build import mllm_model, mllm_processor
+from conjoin.hub.build import from_mllm
 from conjoin.hub.pruned_checkpoint import fetch_small_files
 from conjoin.hub.stock import module_files
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -19,11 +19,6 @@ from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, sentence_settings
 from conjoin.storage import read_json, reading
 
-_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-_CHATML = (
-    "{{- '<|im_start|>system\\n' + instruction + '<|im_end|>\\n<|im_start|>user\\n' + seen.image + seen.text "
-    "+ '<|im_end|>\\n<|im_start|>assistant\\n%s' -}}"
-)
 _DEFAULT = "Represent the user's input."
 _READOUTS = {"lasttoken": "last", "mean": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
@@ -55,46 +50,29 @@ class EmbedderFiles(NamedTuple):
     processor: dict[str, Any]
 
 
-def _preset(image: str, prompt: str, processor: dict[str, Any], **config: str) -> EmbedderFiles:
+def _preset(name: str, processor: dict[str, Any], **config: str) -> EmbedderFiles:
     """Return what an embedder would say that reads the last token."""
     files = module_files() | {SETTINGS: sentence_settings() | {"prompts": {}}}
-    body = Path(__file__).with_name("images_then_texts.jinja").read_text(encoding="utf-8")
-    template = f"{{%- set image = {json.dumps(image)} -%}}\n{body}{prompt}"
+    # Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
+    marks = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
+    parts = [Path(__file__).with_name(f"{part}.jinja") for part in ("images_then_texts", name)]
+    template = f"{{%- set punctuation = {json.dumps(marks, ensure_ascii=False)} -%}}\n"
+    template += "".join(part.read_text(encoding="utf-8") for part in parts)
     return EmbedderFiles(files, template, {"readout": "last"} | config, processor)
 
 
 @cache
 def presets() -> dict[str, EmbedderFiles]:
-    """What the code of a publisher does whose files do not say it, by name."""
-    # Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
-    marks = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
-    closed = f"""\
-{{%- set instruction = seen.instruction | trim or "{_DEFAULT}" -%}}
-{{%- set end = '' if instruction[-1] in {json.dumps(marks, ensure_ascii=False)} else '.' -%}}
-{{%- set instruction = instruction + end -%}}
-"""
+    """What the code of a publisher does whose files do not say it, by name; its prompt is in the template so named."""
+    qwen3 = {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32, "max_length": 8192}
+    gme = {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800, "resize_first": True}
+    vlm2vec = {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28}
     return {
-        # Qwen3VLEmbedder of the repository QwenLM/Qwen3-VL-Embedding: the instruction ends in punctuation.
-        "qwen3_vl_embedding": _preset(
-            _QWEN_IMAGE,
-            closed + _CHATML % "",
-            {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32, "max_length": 8192},
-        ),
-        # gme_inference.py and custom_st.py of the repositories Alibaba-NLP/gme-Qwen2-VL-*: positions count tokens,
-        # since the language model gets embeddings without ids.
-        "gme_qwen2_vl": _preset(
-            _QWEN_IMAGE,
-            "{%- set instruction = seen.instruction or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
-            {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800, "resize_first": True},
-            position_mode="1d",
-        ),
-        # VLM2Vec on Qwen2-VL: no chat template, and positions count tokens, since no token marks an image's start.
-        "vlm2vec": _preset(
-            "<|image_pad|> ",
-            "{{- seen.image + seen.instruction + (' ' if seen.instruction and seen.text else '') + seen.text -}}",
-            {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28},
-            position_mode="1d",
-        ),
+        "qwen3_vl_embedding": _preset("qwen3_vl_embedding", qwen3),
+        # positions count tokens: the language model gets embeddings without ids
+        "gme_qwen2_vl": _preset("gme_qwen2_vl", gme, position_mode="1d"),
+        # positions count tokens: no token marks an image's start
+        "vlm2vec": _preset("vlm2vec", vlm2vec, position_mode="1d"),
     }
 
 
@@ -131,16 +109,9 @@ def load_embedder(
         raise ValueError(f"preset={preset!r}; expected one of {sorted(presets())}")
     files = read_embedder(checkpoint, revision) if preset is None else presets()[preset]
     given = {name: value for name, value in (processor or {}).items() if value is not None}
-    reader = mllm_processor(
-        checkpoint,
-        ret_token=None,
-        revision=revision,
-        chat_template=files.chat_template,
-        sentence_files=files.sentence_files,
-        **files.processor | given,
-    )
+    reader = files.processor | given | {"chat_template": files.chat_template, "sentence_files": files.sentence_files}
     settings = {"ret_token_id": None} | files.config | config
-    return mllm_model(checkpoint, keep_layers, revision=revision, **settings), reader
+    return from_mllm(checkpoint, keep_layers, revision=revision, processor=reader, **settings)
 
 
 def read_embedder(checkpoint: str | Path, revision: str | None = None) -> EmbedderFiles:

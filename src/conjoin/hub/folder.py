@@ -48,7 +48,7 @@ _EXPECTED = (
     f"expected whole files, weights as safetensors, and a model that transformers {transformers.__version__} has"
 )
 MAX_SETTINGS = 2**27
-"""Bytes of the largest JSON file that is read, such as a vocabulary."""
+"""Bytes of the largest file of settings or words that is read, such as a vocabulary."""
 TIMEOUT = 5.0
 """Seconds that the one request to the hub may take."""
 
@@ -82,14 +82,14 @@ def model_kind(path: str | Path, revision: str | None = None) -> Kind:
             kind = "CrossEncoder"
         if kind in _NO_VECTORS:
             raise ValueError(_NO_VECTORS[kind])
-    if config.get("model_type") in MODELS:
-        return "onnx" if has_file(path, ONNX_SETTINGS, revision) else "own"
-    is_mllm = config.get("model_type") in ARCHITECTURES
-    if modules is not None:
-        return "embedder" if is_mllm else "sentence-transformers"
-    if not config and has_file(path, ADAPTER, revision):
-        return "adapter"
-    return "mllm" if is_mllm else "tower"
+        if config.get("model_type") in MODELS:
+            return "own" if _json(path, ONNX_SETTINGS, revision) is None else "onnx"
+        is_mllm = config.get("model_type") in ARCHITECTURES
+        if modules is not None:
+            return "embedder" if is_mllm else "sentence-transformers"
+        if not config and _json(path, ADAPTER, revision) is not None:
+            return "adapter"
+        return "mllm" if is_mllm else "tower"
 
 
 def local_model(path: str | Path) -> str | Path:
@@ -161,14 +161,6 @@ def _json(path: str | Path, name: str, revision: str | None = None) -> Any:  # n
     return None if file is None else read_json(Path(file))
 
 
-def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:
-    """Whether a local folder or a repository on the Hub has a file."""
-    if Path(path).is_dir():
-        return (Path(path) / name).is_file()
-    with loading(path, revision):
-        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
-
-
 def model_type(path: str | Path, revision: str | None = None) -> str:
     """The `model_type` of a saved model's configuration, empty when it names none.
 
@@ -180,20 +172,20 @@ def model_type(path: str | Path, revision: str | None = None) -> str:
         FileNotFoundError: There is no configuration.
     """
     with loading(path, revision):
-        config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-        return str(config.get("model_type", ""))
+        return str((_json(path, "config.json", revision) or {}).get("model_type", ""))
 
 
 def check_sizes(folder: Path) -> None:
     """Refuse settings that ask for far more than their weights hold, before a model is built by them.
 
     Raises:
-        ValueError: A file of settings is larger than `MAX_SETTINGS`; or the configuration has more layers, or wider
-            ones, than the weights could have.
+        ValueError: A file of settings or of words is larger than `MAX_SETTINGS`, or than the weights with their
+            embedding of each word; or the configuration has more layers, or wider ones, than the weights could have.
     """
-    for file in folder.glob("*.json"):
-        if file.stat().st_size > MAX_SETTINGS:
-            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes; the limit is {MAX_SETTINGS:,}")
+    settings = {file: file.stat().st_size for kind in ("*.json", "*.txt", "*.model") for file in folder.glob(kind)}
+    largest, longest = max(settings.items(), key=lambda each: each[1], default=(folder, 0))
+    if longest > MAX_SETTINGS:
+        raise ValueError(f"{largest.name} has {longest:,} bytes; the limit is {MAX_SETTINGS:,}")
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if not (folder / "config.json").is_file() or not (single.is_file() or index.is_file()):
         return
@@ -207,6 +199,8 @@ def check_sizes(folder: Path) -> None:
         shards = read_json(index)["weight_map"]
         files, tensors = {folder / shard for shard in shards.values()}, len(shards)
     size, parts = sum(file.stat().st_size for file in files if file.is_file()), [read_json(folder / "config.json")]
+    if longest > 2**20 + size:
+        raise ValueError(f"{largest.name} has {longest:,} bytes, but its weights {size:,}")
     for part in parts:
         parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in part.items():
@@ -227,7 +221,7 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     """
     check_model(path, revision)
     try:
-        with reading("one of its files", _EXPECTED, (OSError, ValueError)):
+        with reading("it", _EXPECTED, (OSError, ValueError)):
             check_sizes(Path(path))
             yield
     except ImportError as error:

@@ -1,5 +1,6 @@
 """Loading any model: what its folder holds decides how."""
 
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_model
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
 from conjoin.hub.folder import MODELS, Kind, adapter_base, is_two_towers, loading, local_model, model_kind, model_type
-from conjoin.hub.onnx_model import load_onnx_model
+from conjoin.hub.onnx_model import OnnxModel
 from conjoin.hub.pruned_checkpoint import cut_checkpoint
 from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor, load_sentence_model, load_tower
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -22,6 +23,8 @@ from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SentenceFilesMixin
 from conjoin.storage import check_checksums, reading
 
+WEIGHTS = ("dtype", "quantization_config")
+"""Options of any library's weights."""
 REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
 """What to do about a file that differs from its checksum."""
 
@@ -62,12 +65,11 @@ def load_any(
     if given and (kind in ("own", "onnx", "sentence-transformers") or (pooling is not None and says_pooling)):
         raise ValueError(f"{given}: the model {str(path)!r} says itself how it is read and pools; leave it out")
     if kind == "onnx":
-        return load_onnx_model(path, revision), load_processor(path, revision)
+        return OnnxModel(path, revision), load_processor(path, revision)
     if kind == "adapter":
         check_checksums(Path(path), REMEDY)
         model, processor = load_any(adapter_base(path, revision), None, pooling, preset, trust_remote_code)
-        with loading(path, revision):
-            merge_adapter(model.body if isinstance(model, SentenceModel) else model, path, revision)
+        merge_adapter(model.body if isinstance(model, SentenceModel) else model, path, revision)
         return model, processor
     if kind == "mllm" and pooling in ("mean", "last"):
         with loading(path, revision):
@@ -91,8 +93,9 @@ def _load_saved(
     if kind == "embedder" or preset is not None:
         with loading(path, revision), suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
             return load_embedder(path, preset=preset, **options)
+    weights = {name: options[name] for name in WEIGHTS if name in options}
     is_library = kind in ("embedder", "sentence-transformers")
-    return load_sentence_model(path, trust_remote_code, revision) if is_library else None
+    return load_sentence_model(path, trust_remote_code, revision, **weights) if is_library else None
 
 
 def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
@@ -124,15 +127,15 @@ def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTraine
     if kind == "embedder":
         with loading(path, revision):
             return load_embedder(path, revision=revision)
-    model_class, _ = _classes(path, model_type(path, revision))
+    processor = load_processor(path, revision)
     with loading(path, revision):
         options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
-        loaded: Any = model_class.from_pretrained(path, revision=revision or "main", **options)
-        model, report = loaded
+        model_class: Any = MODELS[model_type(path, revision)][0]
+        model, report = model_class.from_pretrained(path, revision=revision or "main", **options)
         wrong = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
         if wrong:
             raise ValueError(f"its config.json does not fit its weights: missing or of another shape are {wrong[:3]}")
-    return model, load_processor(path, revision)
+    return model, processor
 
 
 def load_trainable(
@@ -200,7 +203,8 @@ def _load_trainable(
                 model, processor = load_trainable(folder, **options)
         model.source, model.config._name_or_path = (path, revision), str(path)
         return model, processor
-    if kind in ("own", "sentence-transformers") and (unread := sorted({*options} - {"revision"})):
+    read = {"revision", *(WEIGHTS if kind == "sentence-transformers" else ())}
+    if kind in ("own", "sentence-transformers") and (unread := sorted({*options} - read)):
         raise ValueError(f"model_init_kwargs: {unread[0]!r} configures a new model, but {str(path)!r} is a saved one")
     if kind in ("onnx", "adapter"):
         expected = "the model itself" if kind == "onnx" else "adapters and their model as one (conjoin export)"
@@ -221,31 +225,23 @@ def _load_trainable(
 
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:
     """Load the processor of a saved model of this package; raises as `load_model`."""
-    _, processor_class = _classes(path, model_type(path, revision))
+    kind = model_type(path, revision)
+    if kind not in MODELS:
+        raise ValueError(f"{str(path)!r} is a {kind}; expected a model of this package, one of {[*MODELS]}")
     with loading(path, revision):
-        return processor_class.from_pretrained(path, trust_remote_code=False, revision=revision or "main")
+        return MODELS[kind][1].from_pretrained(path, trust_remote_code=False, revision=revision or "main")
 
 
 def merge_adapter(model: Any, path: str | Path, revision: str | None = None) -> Any:  # noqa: ANN401 - a module
     """Merge adapters of peft into the model that they adapt, in place; return it.
 
     Raises:
-        RuntimeError: A weight has another shape.
-        ValueError: They do not fit.
+        ValueError: They are damaged or do not fit.
     """
-    from peft import PeftConfig, get_peft_model
-    from peft.utils import load_peft_weights, set_peft_model_state_dict
-
-    adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(path), revision=revision))
     where: dict[str, Any] = {} if revision is None else {"revision": revision}
-    weights = load_peft_weights(str(path), device="cpu", **where)
-    report: Any = set_peft_model_state_dict(adapted, weights)
-    wrong = [name for name in report.missing_keys if "lora_" in name] + report.unexpected_keys
-    if wrong:
-        raise ValueError(
-            f"the adapters in {str(path)!r} do not fit {type(model).__name__}: {len(wrong)} weights are missing or "
-            f"left over, such as {wrong[0]!r}"
-        )
+    with loading(path, revision), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        adapted: Any = PeftModel.from_pretrained(model, str(path), **where)
     return adapted.merge_and_unload()
 
 
@@ -260,14 +256,3 @@ def export_problem(model: Any) -> str | None:  # noqa: ANN401
     with torch.device("meta"):
         plain = AutoModel.from_config(held.config)
     return None if type(plain) is type(held) else f"AutoModel would build a {type(plain).__name__}, not a {name}"
-
-
-def _classes(path: str | Path, kind: str) -> tuple[type[PreTrainedModel], type[ProcessorMixin]]:
-    """The model class and the processor class of a kind.
-
-    Raises:
-        ValueError: It is not a kind of this package.
-    """
-    if kind not in MODELS:
-        raise ValueError(f"{str(path)!r} is a {kind}; expected a model of this package, one of {[*MODELS]}")
-    return MODELS[kind]

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.hub.save import drop_local_paths, staged
+from conjoin.hub.save import staged
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES, write_json_file
 from conjoin.progress import progress
-from conjoin.storage import model_fingerprint, read_json, text_digest, write_checksums
+from conjoin.storage import model_fingerprint, text_digest
 
 if TYPE_CHECKING:
     import onnx
@@ -169,7 +169,7 @@ def _drop_traces(graph: "onnx.ModelProto") -> None:
 
 
 def _save_settings(model: PreTrainedModel, processor: ProcessorMixin, folder: Path, precision: str) -> None:
-    """Write the configuration, the processor, which model this is, and the checksums; no code."""
+    """Write the configuration, the processor, and which model this is; no code."""
     fingerprint = model_fingerprint(model)
     if precision != "float32":
         fingerprint = text_digest(f"{fingerprint} {precision}")
@@ -179,12 +179,3 @@ def _save_settings(model: PreTrainedModel, processor: ProcessorMixin, folder: Pa
     for file in sorted(folder.iterdir()):
         if file.suffix == ".py" or file.name in SENTENCE_FILES:  # nothing that cannot be loaded
             file.unlink()
-    for name in ("config.json", "processor_config.json", "tokenizer_config.json"):
-        drop_local_paths(folder / name, "auto_map")
-    write_checksums(folder, sorted(file.name for file in folder.iterdir()))
-
-
-def onnx_settings(folder: Path) -> dict[str, str]:
-    """Return the fingerprint and the precision of an ONNX export."""
-    settings: dict[str, str] = read_json(folder / SETTINGS)
-    return settings

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from conjoin.hub.folder import loading
-from conjoin.hub.onnx_export import GRAPHS, SETTINGS, WEIGHTS, onnx_settings
+from conjoin.hub.onnx_export import GRAPHS, SETTINGS, WEIGHTS
 from conjoin.models.modeling_towers import TowersOutput
-from conjoin.storage import check_checksums, reading
+from conjoin.storage import check_checksums, read_json, reading
 
 REMEDY = "export the model again"
 
@@ -23,23 +23,31 @@ class OnnxModel(torch.nn.Module):
     onnxruntime gets as many threads as PyTorch has. A graph is loaded when the first item needs it.
 
     Args:
-        folder: What `export_onnx` wrote.
+        path: What `export_onnx` wrote, a local folder or the name of a repository on the Hub.
+        revision: Branch, tag or commit of the repository.
 
     Attributes:
         fingerprint: Of the model that was exported, whose collections a float32 export searches; one in 8 bits has its
             own.
 
     Raises:
+        FileNotFoundError: A file is missing.
         ImportError: onnxruntime is not installed.
+        ValueError: A file is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, path: str | Path, revision: str | None = None) -> None:
         super().__init__()
         try:
             import onnxruntime
         except ImportError as error:
-            raise ImportError(f'{str(folder)!r} needs onnxruntime: pip install "conjoin[onnx]"') from error
-        self.fingerprint = onnx_settings(folder)["fingerprint"]
+            raise ImportError(f'{str(path)!r} needs onnxruntime: pip install "conjoin[onnx]"') from error
+        check_checksums(Path(path), REMEDY)
+        names = ("config.json", SETTINGS, WEIGHTS, *GRAPHS.values())
+        with loading(path, revision):
+            files = [Path(str(cached_file(path, name, revision=revision))) for name in names]
+        folder = files[0].parent
+        self.fingerprint = read_json(folder / SETTINGS)["fingerprint"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
 
@@ -74,25 +82,6 @@ class OnnxModel(torch.nn.Module):
         session = self.session(name)
         feed = {each.name: inputs[each.name][rows] for each in session.get_inputs()}
         return session.run(["embeddings"], feed)[0]
-
-
-def load_onnx_model(path: str | Path, revision: str | None = None) -> OnnxModel:
-    """Load an ONNX export.
-
-    Args:
-        path: A local folder or the name of a repository on the Hub.
-        revision: Branch, tag or commit of the repository.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        ImportError: onnxruntime is not installed.
-        ValueError: A file is damaged.
-    """
-    check_checksums(Path(path), REMEDY)
-    names = ("config.json", SETTINGS, WEIGHTS, *GRAPHS.values())
-    with loading(path, revision):
-        files = [Path(str(cached_file(path, name, revision=revision))) for name in names]
-    return OnnxModel(files[0].parent)
 
 
 def _rows(values: Tensor | None, mask: Tensor | None, count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.processing.sentence_files import SENTENCE_FILES, SentenceFilesMixin
+from conjoin.processing.sentence_files import SENTENCE_FILES, SentenceFilesMixin, write_json_file
 from conjoin.storage import flush, flush_tree, make_folder, publish_folder, temporary_path, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
@@ -46,7 +46,7 @@ def export(
         prompts: Named prompts for sentence-transformers, e.g. `{"query": "Find: "}`; those of the processor when None.
         weights: The weights, if the model does not hold them whole.
     """
-    with staged(folder) as staging:
+    with staged(folder, has_code=True) as staging:
         options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
         model.save_pretrained(staging, **options)
         if processor is not None:
@@ -54,18 +54,16 @@ def export(
                 processor = copy.copy(processor)
                 processor.prompts = prompts
             processor.save_pretrained(staging)
-            pin_image_processors(staging, processor)
-        drop_local_paths(staging / "config.json")
-        saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}
-        write_checksums(staging, sorted(saved - {*SENTENCE_FILES}))
     return Path(folder)
 
 
 @contextmanager
-def staged(folder: str | Path) -> Iterator[Path]:
+def staged(folder: str | Path, has_code: bool = False) -> Iterator[Path]:
     """Yield an empty folder; when the block ends, it becomes `folder`, or its files are moved to one that is there.
 
-    If the block fails, `folder` stays as it was. A killed process may leave a folder `*.conjoin-tmp`.
+    Its settings lose the paths of this machine, and without code what names some. `SHA256SUMS` has all files but the
+    code and the files at its top that sentence-transformers reads, which may be changed. If the block fails, `folder`
+    stays as it was. A killed process may leave a folder `*.conjoin-tmp`.
     """
     folder = Path(folder)
     is_new = not folder.exists()
@@ -73,6 +71,13 @@ def staged(folder: str | Path) -> Iterator[Path]:
     with temporary_path(folder if is_new else folder / "export") as staging:
         staging.mkdir()
         yield staging
+        for file in staging.rglob("*config.json"):
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            kept = _without(settings, (*_LOCAL_PATH_KEYS, *(() if has_code else ("auto_map",))))
+            if kept != settings:
+                write_json_file(file, kept)
+        files = [file.relative_to(staging).as_posix() for file in sorted(staging.rglob("*")) if file.is_file()]
+        write_checksums(staging, [file for file in files if file not in SENTENCE_FILES and file[-3:] != ".py"])
         if is_new:
             publish_folder(staging, folder)
         else:
@@ -99,30 +104,6 @@ def _move_files(staging: Path, folder: Path) -> None:
     for name in weights:
         os.replace(staging / name, folder / name)
     flush(folder)
-
-
-def pin_image_processors(folder: Path, *processors: Any) -> None:  # noqa: ANN401 - of any library
-    """Name the class of the image processors in the files of a folder, which transformers cuts to that of a family.
-
-    It would then take another class where torchvision is installed, whose pixels differ.
-
-    Args:
-        folder: Where processors were saved.
-        processors: Image processors, or processors that have one.
-    """
-    used = {type(getattr(each, "image_processor", each)).__name__ for each in processors}
-    for file in [*folder.rglob("preprocessor_config.json"), *folder.rglob("processor_config.json")]:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-        for part in (settings, settings.get("image_processor")):
-            if isinstance(part, dict) and f"{part.get('image_processor_type')}Pil" in used:
-                part["image_processor_type"] += "Pil"
-        file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def drop_local_paths(file: Path, *more: str) -> None:
-    """Remove from a configuration where its parts were loaded from, and `more` keys."""
-    config = _without(json.loads(file.read_text(encoding="utf-8")), (*_LOCAL_PATH_KEYS, *more))
-    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _without(value: Any, keys: tuple[str, ...]) -> Any:  # noqa: ANN401 - any JSON value

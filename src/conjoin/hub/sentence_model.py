@@ -21,8 +21,17 @@ from conjoin.hub.folder import LATE_INTERACTION, is_two_towers, loading
 from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, load_image, pad_to_square
-from conjoin.processing.item_inputs import ImageSource, Item, check_list, is_chat, item_names, item_parts, parse_item
-from conjoin.processing.item_pixels import PictureReader, moved, picture_reader
+from conjoin.processing.item_inputs import (
+    ImageSource,
+    Item,
+    check_list,
+    is_chat,
+    item_names,
+    item_parts,
+    may_have_image,
+    parse_item,
+)
+from conjoin.processing.item_pixels import PictureReader, by_pillow, moved, picture_reader
 from conjoin.processing.processing_image_text import only_image
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
@@ -32,15 +41,19 @@ _MODALITIES: dict[str, Any] = {"text": "text", "image": "image", "image,text": (
 
 
 def load_sentence_model(
-    path: str | Path, trust_remote_code: bool = False, revision: str | None = None
+    path: str | Path,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    **weights: Any,  # noqa: ANN401
 ) -> tuple["SentenceModel", "SentenceProcessor"]:
     """Load a folder of sentence-transformers; arguments and errors are those of `load_tower`.
 
     A model that does not rank by cosine, and one without a vector for the whole item, are errors, too.
     """
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision, "model_kwargs": weights}
     with loading(path, revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # as in `load_tower`
-        model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code, revision=revision)
+        model = SentenceTransformer(str(path), device="cpu", **options)
         has_unit_length = isinstance([*model][-1], Normalize) and model.truncate_dim is None
         if model.similarity_fn_name != "cosine" and not (has_unit_length and model.similarity_fn_name != "manhattan"):
             raise ValueError(
@@ -52,7 +65,11 @@ def load_sentence_model(
 
 
 def load_tower(
-    path: str | Path, pooling: str | None = None, trust_remote_code: bool = False, revision: str | None = None
+    path: str | Path,
+    pooling: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    **weights: Any,  # noqa: ANN401
 ) -> tuple["SentenceModel", "SentenceProcessor"]:
     """Load a bare checkpoint of transformers (CLIP, SigLIP, DINOv2, BERT ...) as sentence-transformers reads it.
 
@@ -62,6 +79,7 @@ def load_tower(
             projections. The library would guess it.
         trust_remote_code: Run the Python code that it brings.
         revision: Branch, tag or commit of the repository.
+        weights: How the weights are loaded: `dtype`, `quantization_config`.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -84,7 +102,8 @@ def load_tower(
                 f"pooling= (--pooling), one of {', '.join(POOLINGS)}, as its authors do, or preset= (--preset) of a "
                 "published embedder around an MLLM"
             )
-        body: Any = Transformer(str(path), model_kwargs=options, processor_kwargs=options, config_kwargs=options)
+        of_weights = options | weights
+        body: Any = Transformer(str(path), model_kwargs=of_weights, processor_kwargs=options, config_kwargs=options)
         modules = [body]
         if not has_projections:
             modules.append(Pooling(body.get_embedding_dimension(), "lasttoken" if pooling == "last" else str(pooling)))
@@ -145,7 +164,7 @@ class SentenceModel(nn.Module):
         source: Its folder or repository, and the revision.
     """
 
-    _no_split_modules = None
+    _no_split_modules, is_quantized = None, False  # of its body, whose adapters the library's trainer cannot see
 
     def __init__(self, model: SentenceTransformer, source: tuple[str | Path, str | None] = ("", None)) -> None:
         super().__init__()
@@ -219,12 +238,9 @@ class SentenceModel(nn.Module):
         settings = {
             "modules": [[type(m).__name__, m.get_config_dict()] for m in model.modules() if isinstance(m, Module)],
             "transformers": [m.config.to_dict() for m in model.modules() if isinstance(m, PreTrainedModel)],
-            "max_seq_length": model.max_seq_length,
-            "truncate_dim": model.truncate_dim,
-            "prompts": dict(model.prompts),
-            "default_prompt_name": model.default_prompt_name,
         }
-        return model_fingerprint(model, settings)
+        names = ("max_seq_length", "truncate_dim", "prompts", "default_prompt_name")
+        return model_fingerprint(model, settings | {name: getattr(model, name) for name in names})
 
     @property
     def is_symmetric(self) -> bool:
@@ -257,6 +273,11 @@ class SentenceProcessor:
 
     def __init__(self, model: SentenceTransformer) -> None:
         self.model, self.has_messages = model, model.supports("message")
+        for part in model.modules():
+            if isinstance(part, Transformer) and hasattr(part.processor, "image_processor"):
+                part.processor.image_processor = by_pillow(part.processor.image_processor)
+            elif isinstance(part, Transformer):
+                part.processor = by_pillow(part.processor)
         self.takes = {name for name, modality in _MODALITIES.items() if model.supports(modality)}
         self.is_joint = "image,text" in self.takes
         if {"image", "text"} <= self.takes:
@@ -307,7 +328,8 @@ class SentenceProcessor:
             device: Where the tensors are to be.
         """
         check_list(items)
-        names, read = item_names(len(items), ids), self.reader()
+        names, has_image = item_names(len(items), ids), any(map(may_have_image, items))
+        read = self.reader() if has_image else lambda item, name: ReadItem(item, parse_item(item, name))
         pairs = [read(item, name) for item, name in zip(items, names, strict=True)]
         items, parsed = [item for item, _ in pairs], [each.shortened(self.max_text_length) for _, each in pairs]
         own = ROLE_PROMPTS[role] if role is not None else ()
@@ -339,7 +361,8 @@ class SentenceProcessor:
         for name in ("image", "text") if views is not None else ():
             has = [name in item.modality for item in parsed]
             batch |= {} if all(has) else {f"{name}_mask": torch.tensor(has)}
-        levels = {} if self.pictures is None else {"processing_kwargs": {"image": self.pictures.skipped}}
+        pictures = self.pictures if has_image else None
+        levels = {} if pictures is None else {"processing_kwargs": {"image": pictures.skipped}}
         batch["groups"] = [
             {
                 "places": torch.tensor(places),
@@ -351,7 +374,7 @@ class SentenceProcessor:
         batch = moved(batch, device)
         for group in batch["groups"] if levels else ():
             if (pixels := group["features"].get("pixel_values")) is not None:
-                group["features"]["pixel_values"] = self.pictures.normalize(pixels)  # type: ignore[union-attr]
+                group["features"]["pixel_values"] = pictures.normalize(pixels)  # type: ignore[union-attr]
         return batch | {"role": role}
 
     def reader(self) -> Callable[[Any, str], ReadItem]:

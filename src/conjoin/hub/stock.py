@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
-from conjoin.hub.save import drop_local_paths, export, pin_image_processors, staged
+from conjoin.hub.save import export, staged
 from conjoin.hub.sentence_model import SentenceModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -23,7 +23,6 @@ from conjoin.processing.sentence_files import (
     sentence_settings,
     write_json_file as write,
 )
-from conjoin.storage import write_checksums
 
 logger = logging.getLogger(__name__)
 PROCESSORS = {
@@ -90,9 +89,7 @@ def export_stock(
         stock = _stock_model(model, weights or model.state_dict())
         stock.save_pretrained(staging, state_dict=_with_published_names(stock))
         (staging / "generation_config.json").unlink()
-        drop_local_paths(staging / "config.json")
         _save_processor(processor, model.config, staging)
-        write_checksums(staging, sorted(file.name for file in staging.iterdir()))
         _save_modules(model.config, processor, staging, processor.prompts if prompts is None else prompts)
     return Path(folder)
 
@@ -118,13 +115,8 @@ def save_model(
         ValueError: As `export_stock`.
     """
     if isinstance(model, SentenceModel):
-        with staged(folder) as staging:
+        with staged(folder, has_code=True) as staging:
             model.save_pretrained(staging)
-            pin_image_processors(staging, *(getattr(each, "processor", None) for each in model.model.modules()))
-            for file in staging.rglob("config.json"):
-                drop_local_paths(file)
-            files = [file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file()]
-            write_checksums(staging, sorted(files))
         return Path(folder)
     is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
     if is_embedder and isinstance(model, MllmRetrieverModel) and model.config.position_mode == "mrope":
@@ -198,24 +190,19 @@ def export_stock_clip(
         with torch.no_grad():
             backbone.text_projection.weight.mul_(model.config.text_weight / model.config.image_weight)
         backbone.save_pretrained(staging)
-        drop_local_paths(staging / "config.json")
         tokenizer = copy.deepcopy(processor.tokenizer)
         if processor.max_text_length is not None:
             tokenizer.model_max_length = min(processor.max_text_length, tokenizer.model_max_length)
         _save_parts(tokenizer, processor.image_processor, "CLIPProcessor", staging)
-        write_checksums(staging, sorted(file.name for file in staging.iterdir()))
     return Path(folder)
 
 
 def _save_parts(tokenizer: Any, image_processor: Any, name: str, folder: Path) -> dict[str, Any]:  # noqa: ANN401
-    """Write tokenizer and image processor, by its class, whose pixels differ; returns the settings of the latter."""
+    """Write tokenizer and image processor; returns the settings of the latter."""
     tokenizer._set_processor_class(name)
     tokenizer.save_pretrained(folder)
     pixels: dict[str, Any] = image_processor.to_dict() | {"processor_class": name}
     write(folder / "preprocessor_config.json", pixels)
-    for file in ("tokenizer_config.json", "preprocessor_config.json"):
-        drop_local_paths(folder / file, "auto_map")
-    pin_image_processors(folder, image_processor)
     return pixels
 
 

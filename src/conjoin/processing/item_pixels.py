@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -161,6 +162,15 @@ class PictureReader:
         floats = torch.addcmul(shift[:, None], pixels.unflatten(-1, (3, -1)).float(), scale[:, None])
         frames = self._frames if floats.shape[-1] == self.patches**2 else 1
         return floats.unsqueeze(-2).expand(*floats.shape[:-1], frames, -1).flatten(-3)
+
+
+def by_pillow(image_processor: Any) -> Any:
+    """Return transformers' image processor of Pillow in place of one of torchvision, if there is one.
+
+    Their pixels differ, and which of them transformers takes depends on the machine, whatever class a folder names.
+    """
+    kind = getattr(transformers, f"{type(image_processor).__name__}Pil", None)
+    return image_processor if kind is None else kind.from_dict(image_processor.to_dict())
 
 
 def moved(values: Any, device: str | torch.device | None) -> Any:

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from .item_error import ItemError
 from .item_inputs import Item, check_list, check_unicode, item_names, parse_item
-from .item_pixels import moved, picture_reader
+from .item_pixels import by_pillow, moved, picture_reader
 from .sentence_files import SentenceFilesMixin, check_processor_type, instructions_of
 
 logger = logging.get_logger(__name__)
@@ -23,7 +23,7 @@ class ImageTextProcessor(SentenceFilesMixin):
     For a missing modality, the row is zero and `image_mask` / `text_mask` is False, and the tower skips it.
 
     Args:
-        image_processor: Any transformers image processor that resizes all pictures to one size.
+        image_processor: Any transformers image processor that resizes all pictures to one size; see `by_pillow`.
         tokenizer: Any transformers tokenizer.
         max_text_length: Longest text in tokens, special tokens included; the tokenizer's own limit when None.
         text_padding: `"longest"`, or `"max_length"` for towers trained that way (SigLIP).
@@ -46,7 +46,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         prompts: dict[str, str] | None = None,
         torch_resize: bool = False,
     ) -> None:
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        super().__init__(by_pillow(image_processor), tokenizer, chat_template=chat_template)
         self.input_type, self.prompts = check_processor_type(input_type), prompts
         if text_padding not in ("longest", "max_length"):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')

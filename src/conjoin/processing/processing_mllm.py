@@ -16,7 +16,7 @@ from transformers.utils import logging
 from .item_error import ItemError
 from .item_images import load_image
 from .item_inputs import Item, SystemText, check_list, check_parts, check_text, item_names, parse_item
-from .item_pixels import moved, picture_reader
+from .item_pixels import by_pillow, moved, picture_reader
 from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin, check_processor_type, instructions_of
 
 logger = logging.get_logger(__name__)
@@ -92,7 +92,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         sentence_files: dict[str, Any] | None = None,
         torch_resize: bool = False,
     ) -> None:
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        super().__init__(by_pillow(image_processor), tokenizer, chat_template=chat_template)
         self.sentence_files = sentence_files
         self.input_type = check_processor_type(input_type)
         self.prompts = (sentence_files or {}).get(SETTINGS, {}).get("prompts") if prompts is None else prompts

@@ -379,7 +379,7 @@ class ItemEncoder(Described):
 
         Threads read images, some chunks ahead; texts are read here.
         """
-        make_reader = getattr(self.processor, "reader", None)
+        make_reader = getattr(self.processor, "reader", None) if any(map(may_have_image, items)) else None
         reader = None if make_reader is None else make_reader()
 
         def read(position: int) -> list[Any] | ItemError:

@@ -87,7 +87,8 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
                 layer.merge()
             merged.set_submodule(path, base)
     for module in merged.modules():  # else peft would still expect the adapters, and transformers the quantisation
-        vars(module).pop("peft_config", None)
+        for name in ("peft_config", "hf_quantizer"):
+            vars(module).pop(name, None)
         config: Any = getattr(module, "config", None)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
