@@ -187,6 +187,11 @@ class RetrievalConfig(TrainingArguments):
             accelerate.dispatch_batches = False
         self._check()
 
+    @property
+    def uses_gradient_cache(self) -> bool:
+        """Whether a batch is embedded in chunks."""
+        return bool(self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens)
+
     def _check(self) -> None:
         """Refuse what cannot work here, and values out of range."""
         for name, (reason, *accepted) in REFUSED.items():
@@ -195,7 +200,7 @@ class RetrievalConfig(TrainingArguments):
                 raise ValueError(f"{name}={getattr(given, 'value', given)!r}: {reason}")
         if self.neftune_noise_alpha is not None and self.feature_copies:
             raise ValueError("neftune_noise_alpha has no effect on stored features: set feature_copies to 0")
-        if self.gradient_cache_chunk_size or self.gradient_cache_chunk_tokens:
+        if self.uses_gradient_cache:
             if self.torch_compile:
                 logger.warning("torch_compile has no effect on the steps of the gradient cache")
             if self.ddp_find_unused_parameters is False:
@@ -397,8 +402,7 @@ class RetrievalTrainer(Trainer):
             raise ValueError(f"{given} has no effect here; expected {NO_EFFECT[given]}")
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        is_fitting = isinstance(encoder, self.model_class)
-        if not is_fitting:
+        if not isinstance(encoder, self.model_class):
             raise ValueError(
                 f"{type(self).__name__} reads states of tokens or prompts, which a {type(encoder).__name__} does not "
                 f"give; expected a {self.model_class.__name__}"
@@ -413,8 +417,7 @@ class RetrievalTrainer(Trainer):
             data_collator = data_collator or own
         elif data_collator is None:
             raise ValueError("pass processing_class (the model's processor) or a data_collator")
-        uses_cache = args.gradient_cache_chunk_size or args.gradient_cache_chunk_tokens
-        if uses_cache and type(self).compute_loss is not RetrievalTrainer.compute_loss:
+        if args.uses_gradient_cache and type(self).compute_loss is not RetrievalTrainer.compute_loss:
             raise ValueError(
                 f"{type(self).__name__}.compute_loss would be skipped under the gradient cache; override "
                 "`loss_terms`, or set gradient_cache_chunk_size to 0"
@@ -749,33 +752,22 @@ class RetrievalTrainer(Trainer):
     ) -> Tensor:
         """Run a plain step, or a gradient-cached step if the arguments set the size of a chunk."""
         with disable_input_dtype_casting(model, active=bool(self.args.bf16)):  # LoRA computes in bfloat16, too
-            return self._training_step(model, inputs, num_items_in_batch)
-
-    def _training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
-        if not (self.args.gradient_cache_chunk_size or self.args.gradient_cache_chunk_tokens):
-            return super().training_step(model, inputs, num_items_in_batch)
-        model.train()
-        losses: list[Tensor] = []
-
-        def backward(loss: Tensor) -> None:
-            losses.append(loss.detach() / self.current_gradient_accumulation_steps)
-            self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
-
-        terms = cached_backward(
-            self.model,
-            self._loss_inputs(self._prepare_inputs(inputs)),
-            self.args.gradient_cache_chunk_size,
-            backward,
-            self.accelerator.autocast,
-            self.sharding.max_over_devices,
-            self.args.gradient_cache_chunk_tokens,
-        )
-        self._record(terms, inputs)
-        if is_distributed() and not self.sharding.fsdp and self.accelerator.sync_gradients:
-            average_gradients(model)
-        return losses[0]
+            if not self.args.uses_gradient_cache:
+                return super().training_step(model, inputs, num_items_in_batch)
+            model.train()
+            terms = cached_backward(
+                self.model,
+                self._loss_inputs(self._prepare_inputs(inputs)),
+                self.args.gradient_cache_chunk_size,
+                lambda loss: self.accelerator.backward(loss / self.current_gradient_accumulation_steps),
+                self.accelerator.autocast,
+                self.sharding.max_over_devices,
+                self.args.gradient_cache_chunk_tokens,
+            )
+            self._record(terms, inputs)
+            if is_distributed() and not self.sharding.fsdp and self.accelerator.sync_gradients:
+                average_gradients(model)
+            return total_loss(terms) / self.current_gradient_accumulation_steps
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups of their own for `learning_rates`."""

@@ -10,13 +10,13 @@ class: any of these products is of the class. A query is in one subset of each a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from conjoin.evaluation.tasks import Cell, Rows, Task
 
 if TYPE_CHECKING:
     from conjoin.evaluation.benchmark import CellScores
-    from conjoin.evaluation.results import Table
+    from conjoin.evaluation.results import Table, TableRow
 
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
@@ -118,7 +118,7 @@ def error_table(scores: "Sequence[CellScores]") -> "list[Table]":
 
     tables = []
     for each in scores:
-        rows = each.cell.queries.rows
+        rows: Any = each.cell.queries.rows
         queries, products = {query.id: query for query in rows.queries}, rows.items.products
         found: dict[str, list[bool]] = {name: [] for name in ERRORS}
         for id_, rank, names, points in zip(each.ids, each.ranks, *each.results, strict=True):
@@ -133,7 +133,7 @@ def error_table(scores: "Sequence[CellScores]") -> "list[Table]":
             reason = reasons.index(True)
             for number, name in enumerate(ERRORS):
                 found[name].append(number == reason)
-        shares = [[name, Metric.from_values(np.array(own, dtype=float))] for name, own in found.items()]
+        shares: list[TableRow] = [[name, Metric.from_values(np.array(own, dtype=float))] for name, own in found.items()]
         tables.append(Table("First results", ["", "share"], shares, _ERRORS_NOTE))
     return tables
 
