@@ -159,7 +159,7 @@ def test_what_cannot_be_trained_is_refused(folder, teacher, tmp_path):
         (PumaStage1Config, {"teacher": "other"}, "teacher='other'; expected one of"),
         (PumaStage1Config, {"teacher": "shared", "teacher_cache": "x"}, "teacher='shared' changes with the student"),
         (PumaStage2Config, {"decay": -1.0}, "decay=-1.0 must not be negative"),
-        (PumaStage2Config, {"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        (PumaStage2Config, {"temperature": 0.0}, "temperature must be a positive number, got 0.0"),
         (PumaStage2Config, {"temperature": 0.0001, "round_to": 2}, "rounded to 2 decimals"),
     ):
         with pytest.raises(ValueError, match=message):

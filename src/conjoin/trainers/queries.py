@@ -37,19 +37,11 @@ class QueryCandidateConfig(RetrievalConfig):
         one_dataset_per_batch: Build every batch from one dataset, so that the dataset does not identify a negative.
         shared_columns: Columns of the rows, such as brand and colour: a positive that has the value of a query's own
             positive in one of them is not its negative. `negatives` of rows always are.
-
-    Raises:
-        ValueError: The temperature is not positive.
     """
 
     temperature: float = field(default=0.05)
     one_dataset_per_batch: bool = field(default=False)
     shared_columns: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
 
 
 class Candidates(NamedTuple):
@@ -58,7 +50,8 @@ class Candidates(NamedTuple):
     Args:
         embeddings: `(M, D)` embeddings of the candidates.
         positions: `(N,)` index of each local query's positive in `embeddings`.
-        ids: `(M,)` equal for equal candidates, or `(M, 1 + A)` with those of `shared_columns`; None without ids.
+        ids: `(M, 1 + A)` equal for equal candidates, and for those that share a value of the A `shared_columns`; None
+            without either.
         modality: `(M,)` values of `conjoin.data.MODALITY_IDS`; None if the rows do not name modalities.
     """
 
