@@ -291,3 +291,8 @@ def test_temperature_refuses():
             Temperature(value)
     with pytest.raises(ValueError, match=r"a learned temperature starts within \[0.01, 1.0\], got 2.0"):
         Temperature(2.0, True)
+
+
+def test_a_view_that_is_missing_is_named():
+    with pytest.raises(ValueError, match="GclLoss takes 'fused', which the batch lacks"):
+        GclLoss(0.2)(image=E3, text=E3)

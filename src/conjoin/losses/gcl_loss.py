@@ -212,8 +212,13 @@ class GclLoss(nn.Module):
             ids: `(N,)` integers.
             present: `(N, V)` bool, of the views in their order.
             others: Embeddings by the names of views; anything else is not read.
+
+        Raises:
+            ValueError: As `gcl_views`, or the embeddings of a view are missing.
         """
         embeddings: dict[str, Any] = {"image": image, "text": text, "fused": fused} | others
+        if lacking := [name for name in self.weights if embeddings.get(name) is None]:
+            raise ValueError(f"GclLoss takes {lacking[0]!r}, which the batch lacks; its views are {[*self.weights]}")
         views = {name: embeddings[name] for name in self.weights}
         temperature, first = self.temperature(), next(iter(views.values()))
         if present is None and is_distributed():  # the rows of another device may lack something, and all gather alike
