@@ -35,26 +35,17 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
     settings: Any = copy.deepcopy(config)
     trained, settings.modules_to_save = list(settings.modules_to_save or ()), None
     parts = [find_part(model, name, "modules_to_save") for name in trained]
-    settings.target_modules = target_layers(model, settings)
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    everything = settings.target_modules == "all-linear"
+    chosen = [path for path in linears if everything or check_target_module_exists(settings, path)]
+    if not chosen:
+        raise ValueError(
+            f"target_modules={settings.target_modules!r} names no linear layer; the model has {linears[:5]} ..."
+        )
+    settings.target_modules = chosen
     get_peft_model(model, settings)  # the model itself: its names stay, so what is saved is what it was
     for part in parts:
         part.requires_grad_(True)
-
-
-def target_layers(model: PreTrainedModel, config: Any) -> list[str]:
-    """Return the names of the linear layers that adapters are for.
-
-    Raises:
-        ValueError: There is none.
-    """
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    everything = config.target_modules == "all-linear"
-    chosen = [path for path in linears if everything or check_target_module_exists(config, path)]
-    if not chosen:
-        raise ValueError(
-            f"target_modules={config.target_modules!r} names no linear layer; the model has {linears[:5]} ..."
-        )
-    return chosen
 
 
 def find_part(model: PreTrainedModel, name: str, key: str) -> Any:

@@ -139,21 +139,15 @@ def run(trainer: RetrievalTrainer) -> None:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
-        if args.should_save:
-            _save_adapter(trainer, folder / "adapter")
+        processor, base = trainer.processing_class, args.recipe.get("model_name_or_path")
+        is_whole = "keep_layers" not in (args.recipe.get("model_init_kwargs") or {})
+        is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
+        adapted = "peft_config" in vars(trainer.encoder) and not trainer.sharding.fsdp
+        if args.should_save and is_embedder and adapted and base and is_whole:
+            save_adapter(trainer.encoder, folder / "adapter", base)
         trainer.accelerator.wait_for_everyone()  # who loads the model next, on any process, finds it
         if args.push_to_hub:
             trainer.push_to_hub()
-
-
-def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
-    """Save the adapters of an embedder with all its layers for PEFT, unless they are sharded over devices."""
-    processor, recipe = trainer.processing_class, trainer.args.recipe
-    is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
-    adapted = "peft_config" in vars(trainer.encoder) and not trainer.sharding.fsdp
-    base = recipe.get("model_name_or_path")
-    if is_embedder and adapted and base and "keep_layers" not in (recipe["model_init_kwargs"] or {}):
-        save_adapter(trainer.encoder, folder, base)
 
 
 class Interruption(TrainerCallback):
