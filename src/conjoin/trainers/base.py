@@ -402,7 +402,8 @@ class RetrievalTrainer(Trainer):
             raise ValueError(f"{given} has no effect here; expected {NO_EFFECT[given]}")
         args = self.complete_args(model, args)
         encoder, processing_class = load_trainable(model, processing_class)
-        if not isinstance(encoder, self.model_class):
+        is_fitting = isinstance(encoder, self.model_class)  # a name, which keeps its type for mypy
+        if not is_fitting:
             raise ValueError(
                 f"{type(self).__name__} reads states of tokens or prompts, which a {type(encoder).__name__} does not "
                 f"give; expected a {self.model_class.__name__}"
