@@ -133,7 +133,9 @@ def error_table(scores: "Sequence[CellScores]") -> "list[Table]":
             reason = reasons.index(True)
             for number, name in enumerate(ERRORS):
                 found[name].append(number == reason)
-        shares: list[TableRow] = [[name, Metric.from_values(np.array(own, dtype=float))] for name, own in found.items()]
+        shares: list[TableRow] = [
+            [name, Metric.from_values(np.array(own, dtype=float))] for name, own in found.items()
+        ]
         tables.append(Table("First results", ["", "share"], shares, _ERRORS_NOTE))
     return tables
 
