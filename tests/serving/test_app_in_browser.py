@@ -136,7 +136,12 @@ def test_filters_sort_and_a_shared_address(page, browser):
 def test_an_empty_page_says_what_to_change(page, url):
     visit(page, f"{url}?q=a+thing&is.kind=cold&to.price=0")
     assert "Nothing was found." in page.locator(".nothing").text_content()
-    page.get_by_role("link", name="Remove “Price to 0”: 4 results").click()
+    visit(page, f"{url}?q=a+thing&is.kind=cold&from.price=1&to.price=0")
+    assert page.locator(".nothing a").all_text_contents() == [
+        "Remove “Price 1–0”: 4 results",
+        "Remove all filters",
+    ], "what finds nothing is no advice"
+    page.get_by_role("link", name="Remove “Price 1–0”: 4 results").click()
     expect_cards(page, 4)
     visit(page, f"{url}?q=a+thing&least=9")
     page.get_by_role("link", name="Show the nearest all the same").click()
@@ -205,6 +210,7 @@ def test_details_conditions_and_the_code(page, url):
     page.get_by_label("Condition (SQL)").fill("price >")
     page.get_by_label("Condition (SQL)").press("Enter")
     page.get_by_role("alert").get_by_text("cannot be evaluated").wait_for()
+    assert page.get_by_role("link", name="Remove the filter price >").is_visible()
     assert page.locator(".card").count() == 0
 
 
@@ -270,3 +276,8 @@ def test_a_phone_and_the_keyboard(page, url):
     page.keyboard.press("Space")
     expect_cards(page, 4)
     assert page.get_by_role("checkbox", name="cold").is_checked() and "4 results" in status(page)
+    page.get_by_role("button", name="Show 4 results").click()
+    assert page.get_by_role("checkbox", name="cold").is_hidden() and page.locator(".card").first.is_visible()
+    page.locator("#upload").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": png("blue")})
+    page.get_by_text("Your picture", exact=True).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390, "also with a picture of the query"

@@ -141,6 +141,7 @@ async function show() {
 function showNothing(text) {
   $("results").replaceChildren();
   $("pages").replaceChildren();
+  showChips();
   $("status").textContent = text;
   $("heading").textContent = item() ? queryName() : "";
 }
@@ -154,7 +155,7 @@ function showAll(answers, body, milliseconds) {
   $("status").textContent = total == null ? `Page ${state.page}${both}`
     : `${number(total)} ${total === 1 ? "result" : "results"}${total ? order : ""}${last > 1 ? ` · page ${state.page} of ${last}` : ""}${both}`;
   document.title = `${queryName()} – ${settings.heading}`;
-  showFacets(facets, kinds);
+  showFacets(facets, kinds, total);
   showChips();
   $("results").replaceChildren(...found.map((hits, index) => h("section", { class: "side" },
     found.length > 1 && h("h3", {}, `${"AB"[index]}: ${settings.sides[index].model}`),
@@ -192,7 +193,7 @@ function fillForms(before) {
 
 const label = name => (name[0].toUpperCase() + name.slice(1)).replaceAll("_", " ");
 
-function showFacets(facets, kinds) {
+function showFacets(facets, kinds, total) {
   const field = document.activeElement, focused = field?.id, places = {};
   const isTyped = field?.type === "number" && (field.value !== field.defaultValue || field.validity.badInput);
   const kept = isTyped ? field.closest("#facets > fieldset") : null;
@@ -218,6 +219,7 @@ function showFacets(facets, kinds) {
   $("filters").hidden = !sets.length;
   const count = Object.keys(state.filters).length + (state.kind ? 1 : 0);
   $("chosen").textContent = count ? `(${count})` : "";
+  $("close").textContent = `Show ${number(total)} ${total === 1 ? "result" : "results"}`;
   for (const box of document.querySelectorAll(".values")) box.scrollTop = places[box.dataset.name] ?? 0;
   if (focused && document.activeElement?.id !== focused) $(focused)?.focus({ preventScroll: true });
 }
@@ -279,7 +281,7 @@ function nothing(facets, total) {
   if (total) tips.push(link("Go to the first page", {}));
   else for (const [text, changes, name] of set) {
     const count = set.filter(each => each[2] === name).length === 1 && facets[name]?.rows;
-    tips.push(link(`Remove “${text}”${count ? `: ${number(count)} results` : ""}`, changes));
+    if (count !== 0) tips.push(link(`Remove “${text}”${count ? `: ${number(count)} results` : ""}`, changes));
   }
   if (!total && set.length > 1) tips.push(link("Remove all filters", { filters: {}, kind: "", where: "" }));
   if (!total && item() && (state.least !== "" || settings.min_score != null)) tips.push(link("Show the nearest all the same", { least: "none" }));
@@ -411,6 +413,7 @@ function start() {
   $("sort").addEventListener("change", event => go({ sort: event.target.value }));
   $("details").addEventListener("change", event => go({ details: event.target.checked, page: state.page }));
   $("facets").addEventListener("submit", event => event.preventDefault());
+  $("close").addEventListener("click", () => { $("filters").open = false; $("heading").focus(); });
   $("panel").addEventListener("submit", event => {
     event.preventDefault();
     go(Object.fromEntries(SETTINGS.map(id => [id, $(id).value.trim()])));
