@@ -96,3 +96,19 @@ def test_a_damaged_or_unfinished_checkpoint_is_not_resumed(tiny_checkpoints, tmp
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint in .*checkpoint-2': it has no SHA256SUMS"):
         resumed(tmp_path / "checkpoint-2")
     assert resumed("true") == resumed(tmp_path / "checkpoint-1")
+
+
+def test_an_old_checkpoint_stays_until_the_new_one_is_complete(tiny_checkpoints, tmp_path, monkeypatch):
+    def fail_at_the_second(folder, names):
+        if folder.name == "checkpoint-2":
+            raise OSError("No space left on device")
+        write_checksums(folder, names)
+
+    monkeypatch.setattr("conjoin.trainers.base.write_checksums", fail_at_the_second)
+    trainer = joint(tiny_checkpoints, tmp_path, "gcl", save_strategy="steps", save_steps=1, save_total_limit=1)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train()
+    monkeypatch.undo()
+    assert trainer.args.save_total_limit == 1
+    trainer.train(resume_from_checkpoint="true")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]

@@ -209,6 +209,8 @@ def test_verify(shop, encode, capsys):
     encode()
     assert main(["verify", str(shop)]) == 0
     assert "all files are as they were written" in capsys.readouterr().out
+    assert main(["verify", str(shop), "--input", "cat"]) == 2
+    assert "--input is for --against" in capsys.readouterr().err
     file = next((shop / "data/train.lance/data").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["verify", str(shop)]) == 2

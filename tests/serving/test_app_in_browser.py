@@ -137,10 +137,9 @@ def test_an_empty_page_says_what_to_change(page, url):
     visit(page, f"{url}?q=a+thing&is.kind=cold&to.price=0")
     assert "Nothing was found." in page.locator(".nothing").text_content()
     visit(page, f"{url}?q=a+thing&is.kind=cold&from.price=1&to.price=0")
-    assert page.locator(".nothing a").all_text_contents() == [
-        "Remove “Price 1–0”: 4 results",
-        "Remove all filters",
-    ], "what finds nothing is no advice"
+    assert page.locator(".nothing a").all_text_contents() == ["Remove “Price 1–0”: 4 results", "Remove all filters"], (
+        "what finds nothing is no advice"
+    )
     page.get_by_role("link", name="Remove “Price 1–0”: 4 results").click()
     expect_cards(page, 4)
     visit(page, f"{url}?q=a+thing&least=9")

@@ -107,8 +107,6 @@ def _is_bf16(options: Options) -> bool:
     from conjoin.devices import choose_bf16
     from conjoin.retrieval import Collection
 
-    if options.quiet:
-        logging.getLogger(choose_bf16.__module__).setLevel(logging.ERROR)  # which says what it chooses
     if (collection := Collection.newest(options.out)) is not None:
         return bool(collection.metadata["key"]["precision"] == "bfloat16")
     return options.ray is None and choose_bf16("auto", options.device)

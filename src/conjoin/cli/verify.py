@@ -1,6 +1,6 @@
 """`conjoin verify`: compare files with their checksums, or a running endpoint with the checkpoint that it serves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from conjoin.cli.options import EncoderOptions, option
@@ -34,6 +34,9 @@ def run(options: Options) -> None:
     if options.against is not None:
         _compare(options, options.against)
         return
+    unused = [each.name for each in fields(options) if vars(options)[each.name] != each.default]
+    if unused := [name for name in unused if name not in ("folder", "quiet")]:
+        raise ValueError(f"--{unused[0].replace('_', '-')} is for --against; without it, files are compared")
     from conjoin.retrieval import Collection
     from conjoin.storage import FOLDER_CHECKSUMS, check_checksums
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired, Self, cast
 from urllib.parse import quote
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
@@ -24,8 +24,8 @@ from conjoin.processing.item_images import is_url
 from conjoin.retrieval import Collection, Hit
 from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import join_conditions
-from conjoin.serving.http import LOCAL, Gate
-from conjoin.serving.limits import ItemError, TooLargeError, check_length, read_items
+from conjoin.serving.http import LOCAL, Gate, answer_error
+from conjoin.serving.limits import ItemError, check_length, read_items
 from conjoin.serving.openai import Body, add_openai
 from conjoin.serving.page import Page, add_page
 from conjoin.serving.searcher import Searcher
@@ -171,7 +171,7 @@ def make_endpoint(
             app.mount("/beside", make_endpoint(page.beside, host))
     _add_state(app, searcher)
     for kind in (ValueError, BusyError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, answer_error)
     app.add_middleware(Gate, limits=searcher.limits, host=host, keys=keys)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
@@ -294,21 +294,3 @@ def _public(hit: Hit, has_picture: bool) -> dict[str, Any]:
     if image is not None or has_picture:
         row["image"] = image if is_url(image) else f"/pictures/{quote(hit.id)}"
     return row
-
-
-async def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer a failure as the JSON of `_FAILURE`."""
-    code, message, headers = 500, "the server failed; its log says why", None
-    item = error.item if isinstance(error, ItemError) else None
-    if isinstance(error, HTTPException):
-        code, message, headers = error.status_code, str(error.detail), error.headers
-    elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-        code, message = 422, f"{field}: {first['msg']}"
-        item = first["loc"][2] if first["loc"][1:2] == ("items",) and len(first["loc"]) > 2 else None
-    elif isinstance(error, BusyError):
-        code, message, headers = 503, str(error), {"retry-after": "1"}
-    elif isinstance(error, ValueError):
-        code, message = 413 if isinstance(error, TooLargeError) else 422, str(error)
-    return JSONResponse({"error": {"message": message, "item": item}}, code, headers)

@@ -10,7 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from conjoin.serving.limits import Limits, TooLargeError, check_json
+import uvicorn
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from conjoin.serving.batching import BusyError
+from conjoin.serving.limits import ItemError, Limits, TooLargeError, check_json
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
@@ -22,19 +29,6 @@ HEADERS = {
     "referrer-policy": "no-referrer",
 }
 """Keep a page from loading anything from elsewhere, and browsers from guessing types of files."""
-
-
-class _RefusedError(Exception):
-    """A request that the gate refuses.
-
-    Attributes:
-        code: The HTTP status.
-        message: For the client.
-    """
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
 
 
 class Gate:
@@ -60,13 +54,10 @@ class Gate:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI says
         """Answer a request."""
-        from starlette.datastructures import MutableHeaders
-        from starlette.responses import JSONResponse
-
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        received: list[bytes] = []
+        parts: list[bytes] = []
 
         async def with_headers(event: Any) -> None:  # noqa: ANN401
             if event["type"] == "http.response.start":
@@ -76,77 +67,101 @@ class Gate:
         async def replay() -> Any:  # noqa: ANN401
             return {"type": "http.request", "body": received.pop()} if received else await receive()
 
-        parts: list[bytes] = []
-        counted = 0
         try:
-            self._check_headers(scope)
-            if scope["method"] == "POST":
-                async with asyncio.timeout(self.limits.body_seconds):
-                    if not await self._read(receive, parts):
-                        return  # the client is gone
-                received.append(b"".join(parts))
-                await asyncio.to_thread(check_json, received[0], self.limits)
-            if self.requests >= self.limits.requests:
-                raise _RefusedError(503, f"{self.requests} requests are being answered, the limit; try again later")
-            counted = 1
+            try:
+                received = await self._receive(scope, receive, parts)
+            except (HTTPException, ValueError) as error:
+                answer = await answer_error(None, error)
+                answer.headers["connection"] = "close"
+                await answer(scope, receive, with_headers)
+                return
             self.requests += 1
-            await self.app(scope, replay, with_headers)
-        except (_RefusedError, TimeoutError, ValueError) as error:
-            if counted:  # of the application
-                raise
-            code, message = 413 if isinstance(error, TooLargeError) else 400, str(error)
-            if isinstance(error, _RefusedError):
-                code, message = error.code, error.message
-            elif isinstance(error, TimeoutError):
-                code, message = 408, f"the request was not received in {self.limits.body_seconds:g} seconds"
-            headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if code == 401 else {})
-            await JSONResponse({"error": {"message": message, "item": None}}, code, headers)(
-                scope, receive, with_headers
-            )
+            try:
+                await self.app(scope, replay, with_headers)
+            finally:
+                self.requests -= 1
         finally:
-            self.requests, self.bytes = self.requests - counted, self.bytes - sum(map(len, parts))
+            self.bytes -= sum(map(len, parts))
 
-    async def _read(self, receive: Any, parts: list[bytes]) -> bool:  # noqa: ANN401
-        """Read the body of a request into parts; returns whether the client stayed."""
+    async def _receive(self, scope: Any, receive: Any, parts: list[bytes]) -> list[bytes]:  # noqa: ANN401
+        """Check a request, and read its body through `parts`; it is returned as the one of a list, if there is one.
+
+        Raises:
+            HTTPException: The request is refused.
+            ValueError: Its body is no JSON, or too large a structure.
+        """
+        self._check_headers(scope)
+        received = []
+        if scope["method"] == "POST":
+            try:
+                async with asyncio.timeout(self.limits.body_seconds):
+                    await self._read(receive, parts)
+            except TimeoutError:
+                late = f"the request was not received in {self.limits.body_seconds:g} seconds"
+                raise HTTPException(408, late) from None
+            received.append(b"".join(parts))
+            await asyncio.to_thread(check_json, received[0], self.limits)
+        if self.requests >= self.limits.requests:
+            raise HTTPException(503, f"{self.requests} requests are being answered, the limit; try again later")
+        return received
+
+    async def _read(self, receive: Any, parts: list[bytes]) -> None:  # noqa: ANN401
+        """Read the body of a request into parts."""
         size, is_more = 0, True
         while is_more:
             event = await receive()
             if event["type"] == "http.disconnect":
-                return False
+                raise HTTPException(400, "the client is gone")
             part, is_more = event.get("body", b""), event.get("more_body", False)
             parts.append(part)
             size, self.bytes = size + len(part), self.bytes + len(part)
             self._check_size(size)
             if self.bytes > max(size, self.limits.held_bytes):
                 held = self.limits.held_bytes
-                raise _RefusedError(503, f"the requests in flight have over {held:,} bytes; try again later")
-        return True
+                raise HTTPException(503, f"the requests in flight have over {held:,} bytes; try again later")
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.body_bytes:
-            raise _RefusedError(413, f"the request has over {self.limits.body_bytes:,} bytes, the limit")
+            raise HTTPException(413, f"the request has over {self.limits.body_bytes:,} bytes, the limit")
 
     def _check_headers(self, scope: Any) -> None:  # noqa: ANN401
         """Refuse a request for its headers, before anything of its body is read."""
-        headers = dict(scope["headers"])
-        framing = [value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")]
-        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).strip("[]")
+        headers = Headers(scope=scope)
+        framing = [*headers.getlist("content-length"), *headers.getlist("transfer-encoding")]
+        host = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]")
         if len(framing) > 1:
-            raise _RefusedError(400, "the request says twice how long it is (Content-Length, Transfer-Encoding)")
+            raise HTTPException(400, "the request says twice how long it is (Content-Length, Transfer-Encoding)")
         if self.hosts is not None and host not in self.hosts:
-            raise _RefusedError(400, f"this server answers as {', '.join(sorted(self.hosts))}, not as {host!r:.80}")
-        bearer = re.findall(rb"(?i)\Abearer +(.+)\Z", headers.get(b"authorization", b""))
-        given = [*bearer, *filter(None, [headers.get(b"x-api-key")])]
+            raise HTTPException(400, f"this server answers as {', '.join(sorted(self.hosts))}, not as {host!r:.80}")
+        bearer = re.findall(r"(?i)\Abearer +(.+)\Z", headers.get("authorization", ""))
+        given = [key.encode("latin-1") for key in (*bearer, *headers.getlist("x-api-key")) if key]
         right = [any([secrets.compare_digest(key, known) for known in self.keys]) for key in given]
         if self.keys and scope["path"] != "/ready" and not (right and all(right)):
-            raise _RefusedError(
-                401, "a key is needed, as a bearer token or X-API-Key; if both are sent, both must be right"
-            )
-        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != b"application/json":
-            raise _RefusedError(415, f"the body is {kind.decode('latin-1')!r:.80}; expected application/json")
+            needed = "a key is needed, as a bearer token or X-API-Key; if both are sent, both must be right"
+            raise HTTPException(401, needed, {"www-authenticate": "Bearer"})
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            raise HTTPException(415, f"the body is {kind!r:.80}; expected application/json")
         if framing and framing[0].isdigit():
             self._check_size(int(framing[0]))
+
+
+async def answer_error(request: Any, error: Exception) -> JSONResponse:  # noqa: ANN401 - as starlette calls it
+    """Answer a failure as `{"error": {"message", "item"}}`; `item` is the position of an item, or null."""
+    code, message, headers = 500, "the server failed; its log says why", None
+    item = error.item if isinstance(error, ItemError) else None
+    if isinstance(error, HTTPException):
+        code, message, headers = error.status_code, str(error.detail), error.headers
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+        code, message = 422, f"{field}: {first['msg']}"
+        item = first["loc"][2] if first["loc"][1:2] == ("items",) and len(first["loc"]) > 2 else None
+    elif isinstance(error, BusyError):
+        code, message, headers = 503, str(error), {"retry-after": "1"}
+    elif isinstance(error, ValueError):
+        code, message = 413 if isinstance(error, TooLargeError) else 422, str(error)
+    return JSONResponse({"error": {"message": message, "item": item}}, code, headers)
 
 
 def run_server(
@@ -173,7 +188,6 @@ def run_server(
     Raises:
         OSError: The address cannot be used.
     """
-    import uvicorn
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

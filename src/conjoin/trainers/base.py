@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import EvalPrediction, HubStrategy
+from transformers.trainer_utils import EvalPrediction, HubStrategy, rotate_checkpoints
 
 import conjoin
 from conjoin.data import EpochRows, PairCollator
@@ -44,8 +44,8 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.progress import shows_bars
 from conjoin.push import model_upload, push
-from conjoin.storage import FOLDER_CHECKSUMS, write_text, writing
-from conjoin.trainers.checkpoints import Checksums, check_checkpoint, last_checkpoint
+from conjoin.storage import FOLDER_CHECKSUMS, write_checksums, write_text, writing
+from conjoin.trainers.checkpoints import check_checkpoint, last_checkpoint
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
@@ -472,7 +472,6 @@ class RetrievalTrainer(Trainer):
         if self.sharding.fsdp and isinstance(encoder, SentenceModel):
             raise ValueError("FSDP shards models of this package; train one of sentence-transformers without it (DDP)")
         self.add_callback(self.sharding)
-        self.add_callback(Checksums(self.accelerator))
         self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
         self.add_callback(self.epochs)
 
@@ -930,6 +929,20 @@ class RetrievalTrainer(Trainer):
         return ranks
 
     # Saving
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a checkpoint, and remove older ones only once it is complete: all processes wrote, it has checksums."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            write_checksums(folder, {*files} - {FOLDER_CHECKSUMS})
+            rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Export the encoder to a folder; inside a checkpoint, save the full training state."""

@@ -1,31 +1,8 @@
 """Checkpoints of training: one is complete once it has its `SHA256SUMS`, which is compared before a run resumes."""
 
 from pathlib import Path
-from typing import Any
 
-from accelerate import Accelerator
-from transformers import TrainerCallback
-
-from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, write_checksums
-
-
-class Checksums(TrainerCallback):
-    """Writes the checksums of a checkpoint once all processes have written their files.
-
-    Args:
-        accelerator: Of the trainer.
-    """
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write them on the process that wrote the weights."""
-        self.accelerator.wait_for_everyone()
-        if args.should_save:
-            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-            write_checksums(folder, {*files} - {FOLDER_CHECKSUMS})
+from conjoin.storage import FOLDER_CHECKSUMS, check_checksums
 
 
 def last_checkpoint(folder: str | Path) -> Path:
