@@ -1,3 +1,5 @@
+import base64
+import io
 import math
 
 import pytest
@@ -21,9 +23,10 @@ class Processor:
 
 def test_rows_become_items():
     image = Image.new("RGB", (4, 4))
+    image.save(file := io.BytesIO(), "PNG")
     rows = [
         {"id": "a", "image": image, "text": "x"},
-        {"id": "b", "image": image, "text": None},
+        {"id": "b", "image": base64.b64encode(file.getvalue()).decode(), "text": None},
         {"id": "c", "text": "y"},
     ]
     batch = PairCollator(Processor())(rows)

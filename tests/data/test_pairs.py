@@ -315,8 +315,8 @@ def test_sources_that_are_none(tmp_path, embedded):
     (tmp_path / "a.csv").write_text("text\na\n")
     with pytest.raises(ValueError, match=r"split is 'test'; the table .*a\.csv' has only the split 'train'"):
         load_pairs(tmp_path / "a.csv", split="test")
-    with pytest.raises(TypeError, match="source is a int; expected"):
-        load_pairs(3)
+    with pytest.raises(TypeError, match="source is a DataFrame; expected"):
+        load_pairs(embedded.to_pandas())
     with pytest.raises(TypeError, match=r"source is a DatasetDict; expected .* a dataset of one split"):
         load_pairs(datasets.DatasetDict(train=embedded))
     with pytest.raises(ValueError, match=r"expected files ending in .parquet, or in .tar.*'a.zip'"):

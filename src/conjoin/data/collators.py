@@ -8,7 +8,7 @@ from uuid import uuid4
 import torch
 
 from conjoin.constants import Role
-from conjoin.data.cells import as_id, is_missing
+from conjoin.data.cells import as_id, is_missing, read_images
 from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
@@ -51,7 +51,7 @@ class PairCollator:
             name = f"row with id {row_id!r}"
             if row.get("image") is None and row.get("text") is None:
                 raise ItemError(name, f"neither 'image' nor 'text'; its columns are {', '.join(row)}")
-            items.append(row_item({part: row.get(part) for part in ("image", "text")}, name))
+            items.append(row_item({"image": read_images(row.get("image")), "text": row.get("text")}, name))
         batch = number_columns(rows, PAIR_COLUMNS) | {"pairs": dict(self.processor(items, ids=ids))}
         batch["ids"] = name_ids(name_rows(rows))
         texts = [row.get("text") for row in rows]

@@ -108,7 +108,7 @@ def clean_name(name: str) -> str:
     Lance takes no dot and no backtick: `Price (incl. VAT)` becomes `price_incl_vat`.
     """
     name = " ".join(html.unescape(name).split())
-    return plain_name(name) if {".", "`"} & {*name} else name
+    return plain_name(name.lower()) if {".", "`"} & {*name} else name
 
 
 def clean_names(dataset: Source) -> Source:

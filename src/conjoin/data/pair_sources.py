@@ -62,7 +62,7 @@ def open_source(
 def _open(source: PairSource, split: str, streaming: bool, only: str | None) -> tuple[AnyDataset, Path | None]:
     if isinstance(source, datasets.Dataset | datasets.IterableDataset):
         return source, None
-    if source == SAMPLE_SOURCE:
+    if isinstance(source, str) and source == SAMPLE_SOURCE:
         return load_emoji(split), None
     if isinstance(source, list | tuple):
         return _open_files([str(file) for file in source], split, streaming), None
