@@ -31,8 +31,11 @@ def test_every_kind_loads_as_it_was_saved(kind, exports):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"hidden_size": 32}, "cannot load .*: its config.json does not fit its weights: .*text_adapter.0.bias"),
-        ({"num_vl_layers": 9}, r"cannot load .*: its config.json does not fit its weights: .*vl_encoder.layers.\d"),
+        ({"hidden_size": 32}, "cannot load .*: the config.json of .* does not fit its weights: .*text_adapter.0.bias"),
+        (
+            {"num_vl_layers": 9},
+            r"cannot load .*: the config.json of .* does not fit its weights: .*vl_encoder.layers.\d",
+        ),
         *((size, f"{UNREADABLE}.*expected whole files, weights as safetensors") for size in (0, 100, 2000)),
         *((text, UNREADABLE) for text in ("[" * 100_000, "[]")),
         ('{"model_type": "bert", "hidden_size": "x"}', UNREADABLE),

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from conjoin.hub.folder import MODELS, has_both_features, is_two_towers
-from conjoin.hub.pruned_checkpoint import cut_checkpoint, fetch_small_files, new_name
+from conjoin.hub.pruned_checkpoint import cut_checkpoint, fetch_small_files, load_whole, new_name
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES, cut_layers
@@ -159,15 +159,8 @@ def mllm_model(
     config = configure(MllmRetrieverConfig, fields | config_kwargs, backbone_config=backbone_config)
     stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
     settings: dict[str, Any] = {"dtype": dtype or stored, "quantization_config": quantization_config}
-    settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
     with cut_checkpoint(checkpoint, keep_layers, revision=revision) as cut:
-        backbone, report = AutoModel.from_pretrained(cut, config=config.backbone_config, **settings)
-    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if wrong:
-        raise ValueError(
-            f"{checkpoint!r} is not a checkpoint of {backbone.config.model_type!r} with these sizes: "
-            f"{len(wrong)} weights are missing or of another shape, {wrong[:3]} ..."
-        )
+        backbone = load_whole(AutoModel, cut, checkpoint, config=config.backbone_config, **settings)
     with torch.device("meta"):
         model = MllmRetrieverModel(config)
     table = backbone.get_input_embeddings().weight.detach()

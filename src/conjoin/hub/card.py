@@ -1,6 +1,5 @@
 """Cards of repositories, from templates and from what is measured and recorded only."""
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -57,9 +56,9 @@ def render_card(
     Raises:
         ValueError: A file is damaged, or something else than results.
     """
-    config = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _read(folder / "config.json")
     is_library, kind = has_library_card(folder), config.get("model_type", "sentence-transformers")
-    recipe = _read(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
+    recipe = _read(folder / "recipe.json")
     scores = [each for path in results for each in read_results(Path(path))]
     bases = sorted(set(base_models or _hub_ids([recipe.get(name) for name in _MODELS])))
     mixture = recipe.get("dataset_mixture") or [{"path": recipe.get("dataset_name")}]
@@ -113,7 +112,7 @@ def render_card(
 
 def has_library_card(folder: Path) -> bool:
     """Whether a folder is a model of sentence-transformers that neither this package nor an MLLM made."""
-    config = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _read(folder / "config.json")
     return (folder / "modules.json").is_file() and config.get("model_type") not in {*MODELS, *PROCESSORS}
 
 
@@ -181,7 +180,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     found = []
     for file in files:
         check_checksums(file.parent, "evaluate again", [file.name])
-        content = _read(file)
+        content = read_json(file, "write it again")
         if "headline" in content:
             found.append({"title": file.stem, **content})
         elif isinstance(content.get("scores"), dict) and "task_name" in content:
@@ -224,5 +223,5 @@ def _slug(text: str) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    with reading(file, "write it again"):
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+    """The content of a JSON file, empty if there is none."""
+    return dict(read_json(file, "write it again")) if file.is_file() else {}

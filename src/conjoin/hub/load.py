@@ -16,7 +16,7 @@ from conjoin.hub.build import from_mllm, image_text_processor, score_fusion_mode
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
 from conjoin.hub.folder import MODELS, Kind, adapter_base, is_two_towers, loading, local_model, model_kind, model_type
 from conjoin.hub.onnx_model import OnnxModel
-from conjoin.hub.pruned_checkpoint import cut_checkpoint
+from conjoin.hub.pruned_checkpoint import cut_checkpoint, load_whole
 from conjoin.hub.sentence_model import SentenceModel, SentenceProcessor, load_sentence_model, load_tower
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
@@ -129,13 +129,8 @@ def load_model(path: str | Path, revision: str | None = None) -> tuple[PreTraine
             return load_embedder(path, revision=revision)
     processor = load_processor(path, revision)
     with loading(path, revision):
-        options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
-        model_class: Any = MODELS[model_type(path, revision)][0]
-        model, report = model_class.from_pretrained(path, revision=revision or "main", **options)
-        wrong = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
-        if wrong:
-            raise ValueError(f"its config.json does not fit its weights: missing or of another shape are {wrong[:3]}")
-    return model, processor
+        model_class = MODELS[model_type(path, revision)][0]
+        return load_whole(model_class, path, str(path), revision=revision or "main"), processor
 
 
 def load_trainable(

@@ -36,8 +36,8 @@ _INPUTS = {
     "special_tokens_mask": {0: "batch", 1: "length"},
 }
 """The inputs of a graph, with the names of their free dimensions."""
-_EXAMPLE = {"text": "a red box", "image": Image.new("RGB", (64, 64), "red")}
-_KINDS = {"text": ("text",), "image": ("image",), "fused": ("text", "image")}
+_TEXT, _IMAGE = {"text": "a red box"}, {"image": Image.new("RGB", (64, 64), "red")}
+_EXAMPLES = {"text": _TEXT, "image": _IMAGE, "fused": _TEXT | _IMAGE}
 _QUANTIZED = ["MatMul", "Gather"]  # products with weights, and tables of embeddings
 _INLINE = 1024
 _ALIGNMENT = 64
@@ -81,7 +81,7 @@ def export_onnx(
         with (staging / WEIGHTS).open("wb") as data:
             offsets: dict[bytes, int] = {}
             for name, file in progress(GRAPHS.items(), "exporting", unit="graph"):
-                batch = processor([{part: _EXAMPLE[part] for part in _KINDS[name]}] * 2)  # 1 would be a constant
+                batch = processor([_EXAMPLES[name]] * 2)  # 1 would be a constant
                 inputs = {each: batch[each] for each in _INPUTS if each in batch}
                 graph = _graph(wrapped, inputs, Path(scratch), precision)
                 _move_weights(graph, data, offsets)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -132,6 +133,27 @@ def cut_checkpoint(
             yield Path(work)
         finally:
             reports.removeFilter(_tells_more_than_the_cut)
+
+
+def load_whole(model_class: Any, path: str | Path, name: str, **options: Any) -> Any:  # noqa: ANN401
+    """Load a model by a class of transformers, all of whose weights must be in its folder.
+
+    Args:
+        model_class: The class, or `AutoModel`.
+        path: A local folder or the name of a repository on the Hub.
+        name: What the message calls it.
+        options: Of `from_pretrained`.
+
+    Raises:
+        ValueError: Weights are missing or of another shape.
+    """
+    checked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = model_class.from_pretrained(path, **checked, **options)
+    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if wrong:
+        lacks = f"{len(wrong)} weights are missing or of another shape, {wrong[:3]} ..."
+        raise ValueError(f"the config.json of {name!r} does not fit its weights: {lacks}")
+    return model
 
 
 def _tells_more_than_the_cut(record: logging.LogRecord) -> bool:

@@ -21,16 +21,7 @@ from conjoin.hub.folder import LATE_INTERACTION, is_two_towers, loading
 from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, load_image, pad_to_square
-from conjoin.processing.item_inputs import (
-    ImageSource,
-    Item,
-    check_list,
-    is_chat,
-    item_names,
-    item_parts,
-    may_have_image,
-    parse_item,
-)
+from conjoin.processing.item_inputs import ImageSource, Item, check_list, is_chat, item_names, item_parts, parse_item
 from conjoin.processing.item_pixels import PictureReader, by_pillow, moved, picture_reader
 from conjoin.processing.processing_image_text import only_image
 from conjoin.processing.sentence_files import instructions_of
@@ -328,9 +319,8 @@ class SentenceProcessor:
             device: Where the tensors are to be.
         """
         check_list(items)
-        names, has_image = item_names(len(items), ids), any(map(may_have_image, items))
-        read = self.reader() if has_image else lambda item, name: ReadItem(item, parse_item(item, name))
-        pairs = [read(item, name) for item, name in zip(items, names, strict=True)]
+        names = item_names(len(items), ids)
+        pairs = [self._read(item, name) for item, name in zip(items, names, strict=True)]
         items, parsed = [item for item, _ in pairs], [each.shortened(self.max_text_length) for _, each in pairs]
         own = ROLE_PROMPTS[role] if role is not None else ()
         own_prompt = next((name for name in own if name in self.prompts), self.model.default_prompt_name)
@@ -361,7 +351,7 @@ class SentenceProcessor:
         for name in ("image", "text") if views is not None else ():
             has = [name in item.modality for item in parsed]
             batch |= {} if all(has) else {f"{name}_mask": torch.tensor(has)}
-        pictures = self.pictures if has_image else None
+        pictures = self.pictures if any(item.images for item in parsed) else None
         levels = {} if pictures is None else {"processing_kwargs": {"image": pictures.skipped}}
         batch["groups"] = [
             {
@@ -379,15 +369,17 @@ class SentenceProcessor:
 
     def reader(self) -> Callable[[Any, str], ReadItem]:
         """Return what reads an item with its images, given its name in messages; threads may share it."""
-        pictures = self.pictures  # found in this thread, since it calls the tokenizer
+        _ = self.pictures  # found in this thread, since it calls the tokenizer
+        return self._read
 
-        def read(source: Any, name: str) -> Image.Image:  # noqa: ANN401
-            image = load_image(source, name)
-            if image.info.get(CONCATENATED) and not self.has_messages:
-                image = pad_to_square(image)  # these models may crop
-            return image if pictures is None else Image.fromarray(pictures.resize(image))
+    def _read(self, item: Any, name: str) -> ReadItem:  # noqa: ANN401
+        return item if isinstance(item, ReadItem) else ReadItem(item, parse_item(item, name, self._read_image))
 
-        return lambda item, name: item if isinstance(item, ReadItem) else ReadItem(item, parse_item(item, name, read))
+    def _read_image(self, source: Any, name: str) -> Image.Image:  # noqa: ANN401
+        image = load_image(source, name)
+        if image.info.get(CONCATENATED) and not self.has_messages:
+            image = pad_to_square(image)  # these models may crop
+        return image if self.pictures is None else Image.fromarray(self.pictures.resize(image))
 
     @cached_property
     def pictures(self) -> PictureReader | None:
