@@ -101,7 +101,6 @@ class ModelArguments:
         """
         for name in (self.model_name_or_path, self.vision_model_name_or_path, self.text_model_name_or_path):
             if name not in (None, SAMPLE):
-                check_is_made(str(name))
                 check_model(str(name))
         options: dict[str, Any] = dict(self.model_init_kwargs or {})  # type: ignore[arg-type]  # a mapping, as it was parsed
         if self.load_in_4bit:
@@ -189,20 +188,6 @@ def recipe_folder() -> Path:
     package = Path(conjoin.__file__).parent
     beside = package.parents[1] / "training_args"
     return beside if beside.is_dir() else package / "_recipes"
-
-
-def check_is_made(name: str) -> None:
-    """Name the recipe that makes a missing folder.
-
-    Raises:
-        FileNotFoundError: There is no such folder, and a recipe of the package or a variant in its header writes it.
-    """
-    if Path(name).exists():
-        return
-    for path in sorted(recipe_folder().rglob("*.yaml")):
-        if re.search(rf"output_dir:? {re.escape(name)}$", path.read_text(encoding="utf-8"), re.MULTILINE):
-            shown = "/".join(("training_args", *path.parts[-2:]))
-            raise FileNotFoundError(f"no model at {name!r}; {shown} makes it: run that first")
 
 
 def parse_recipe(config_class: type[Any], argv: Sequence[str] | None = None) -> tuple[Any, ...]:

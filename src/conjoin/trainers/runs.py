@@ -15,13 +15,14 @@ from transformers import TrainerCallback
 
 from conjoin.data import SkippedFile
 from conjoin.data.row_checks import remove_skipped
+from conjoin.hub import check_model
 from conjoin.hub.build import empty_model, empty_towers
 from conjoin.losses.gather import is_distributed
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import locked, make_folder
 from conjoin.trainers.base import RetrievalTrainer
 from conjoin.trainers.peft import add_adapters, save_adapter
-from conjoin.trainers.recipe import SAMPLE, Recipe, check_folder, check_is_made, class_of
+from conjoin.trainers.recipe import SAMPLE, Recipe, check_folder, class_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTICE = b"\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop without it\n"
@@ -58,7 +59,7 @@ def describe_run(recipe: Recipe) -> str:
     options: Any = model_args.model_init_kwargs or {}
     name = model_args.model_name_or_path
     if name is not None and name != SAMPLE:
-        check_is_made(name)
+        check_model(name)
         model = empty_model(name, **options)
         model_args.choose_parameters(model)
     elif SAMPLE in (vision, text) or vision is None or text is None or model_args.model_type is None:
