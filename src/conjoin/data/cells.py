@@ -1,6 +1,7 @@
 """Cells of tables: which are no value, and what the others are as ids, images, numbers and texts; what a row has."""
 
 import ast
+import html
 import io
 import json
 import math
@@ -10,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from html.parser import HTMLParser
 from itertools import islice
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import DATA_URIS, decode_base64, is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 
-NO_VALUES = ("", "n/a", "na", "#n/a", "<na>", "-", "--", "–", "—", "null", "none", "nan", "nat")
+NO_VALUES = frozenset(("", "n/a", "na", "#n/a", "<na>", "-", "--", "–", "—", "null", "none", "nan", "nat"))
 """Texts that say that there is no value, in any case."""
 _DASHES = dict.fromkeys(map(ord, "−–—‒－﹣"), "-") | dict.fromkeys(map(ord, "'’٬"), "") | {ord("٫"): "."}
 """Signs as a minus; the Swiss and the Arabic marks of thousands, which go; the Arabic decimal mark."""
@@ -46,6 +46,8 @@ _BLOCKS = (
 )
 _TAGS = dict.fromkeys(_WORDS.split(), "") | dict.fromkeys(_BLOCKS.split(), " ")
 """What stands in a text for each tag of HTML; others, such as `<image>`, are no tags."""
+_TAG = re.compile(rf"""</?({"|".join(_TAGS)})\b(?:"[^"]*"|'[^']*'|[^<>"'])*>""", re.IGNORECASE)
+_HIDDEN = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<!\w[^>]*>", re.IGNORECASE | re.DOTALL)
 
 
 def is_missing(value: Any) -> bool:
@@ -69,6 +71,7 @@ def as_id(value: Any) -> str | None:
     Raises:
         ValueError: It is no text and no number, or a float that cannot hold all digits; or bytes are not UTF-8.
     """
+    value = value.decode() if isinstance(value, bytes) else value
     if is_missing(value):
         return None
     if isinstance(value, list | tuple | dict):
@@ -77,8 +80,7 @@ def as_id(value: Any) -> str | None:
         if abs(value) >= 2**53:
             raise ValueError(f"{value}, a 64-bit float that lost digits; write texts")
         value = int(value)
-    text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
-    return None if is_missing(text) else text
+    return str(value).strip()
 
 
 def as_ids(values: Iterable[Any], column: str) -> list[str | None]:
@@ -124,7 +126,7 @@ def _may_be_image(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and value != [] and all(map(_may_be_image, value)))
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     """Return the value that a text is in JSON or in Python; the text itself if it is none."""
     for parse in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
@@ -135,8 +137,8 @@ def _parsed(text: str) -> Any:
 
 def _image_or_images(cell: str) -> Any:
     with suppress(RecursionError):
-        if cell[0] in "[{" and isinstance(parsed := _parsed(cell), dict | list):
-            return read_images(parsed)
+        if cell[0] in "[{" and isinstance(value := parsed(cell), dict | list):
+            return read_images(value)
     if written := re.fullmatch(r"b(['\"])(.*)\1", cell):  # bytes as Python prints them
         cell = written[2]
     if kind := _base64_kind(cell):
@@ -261,31 +263,8 @@ def clean_text(text: str) -> str:
     """Return a text without outer spaces, tags of HTML and its entities: `A &amp; B<br>` is `A & B`."""
     if "<" not in text and "&" not in text:
         return text.strip()
-    parser = _PlainText()
-    parser.feed(text)
-    parser.close()
-    plain = "".join(parser.pieces)
+    plain = html.unescape(_TAG.sub(lambda tag: _TAGS[tag[1].lower()], _HIDDEN.sub(" ", text)))
     return text.strip() if plain == text else " ".join(plain.split())
-
-
-class _PlainText(HTMLParser):
-    """Collects what a browser would show."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.pieces: list[str] = []
-        self.hidden = False
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.pieces.append(_TAGS.get(tag, self.get_starttag_text() or ""))
-        self.hidden = tag in self.CDATA_CONTENT_ELEMENTS
-
-    def handle_endtag(self, tag: str) -> None:
-        self.pieces.append(_TAGS.get(tag, f"</{tag}>"))
-        self.hidden = False
-
-    def handle_data(self, data: str) -> None:
-        self.pieces += [] if self.hidden else [data]
 
 
 def texts_of(cell: Any) -> list[str]:
@@ -300,4 +279,4 @@ def clean_texts(cells: pa.Array) -> pa.Array:
     texts = pc.utf8_trim_whitespace(cells.cast(pa.string()))
     if pc.any(pc.match_substring_regex(texts, "[<&]")).as_py():
         texts = pa.array([text and clean_text(text) for text in texts.to_pylist()], pa.string())
-    return pc.if_else(pc.is_in(pc.utf8_lower(texts), pa.array(NO_VALUES)), None, texts)
+    return pc.if_else(pc.is_in(pc.utf8_lower(texts), pa.array([*NO_VALUES])), None, texts)

@@ -1,17 +1,15 @@
 """MERIT: its files on disk, its products, its queries, and the subsets of its out-of-distribution tests."""
 
-import ast
 import glob
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
 
+from conjoin.data.cells import parsed
 from conjoin.data.columns import require_columns, undecoded
 from conjoin.data.json_files import JsonLines, json_object
 from conjoin.data.pair_sources import open_source
@@ -104,12 +102,9 @@ class MeritProducts(dict[str, MeritProduct]):
         where = f"{self}, row {index}: the product {pid!r}"
         title = check_text(row["title"], f"{where}: title").strip()
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
-        text, attributes = (row["attribute"] or "").strip() or "{}", None
-        for parse in (json.loads, ast.literal_eval):  # the published files have both
-            with suppress(ValueError, SyntaxError):
-                attributes = attributes or parse(text)
+        attributes = parsed((row["attribute"] or "").strip() or "{}")  # the published files have JSON and Python
         if not isinstance(attributes, dict):
-            raise ItemError(where, f"'attribute' is no object of JSON or Python: {text!r:.80}")
+            raise ItemError(where, f"'attribute' is no object of JSON or Python: {row['attribute']!r:.80}")
         return MeritProduct(pid, title, kind, country, language, attributes)
 
 

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, Literal
 
 import datasets
@@ -24,6 +25,7 @@ from conjoin.data.columns import (
     element_of,
     holds_images,
     image_cells,
+    is_text,
     undecoded,
 )
 from conjoin.data.pair_sources import AnyDataset, PairSource as PairSource, open_source
@@ -189,12 +191,12 @@ class PairReader:
         """The column of images, if the result has them."""
         return None if self.only == "text" else self.columns.image
 
-    def read(self, table: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    def read(self, table: pa.Table, start: int) -> pa.Table:
         """Read and check rows.
 
         Args:
             table: With the columns `names`.
-            numbers: Of the rows in the data.
+            start: The number of the first row in the data.
 
         Returns:
             A row for each pair: the number of its `row`, its `id`, and what is read of `text`, `group`, `metadata`,
@@ -202,19 +204,20 @@ class PairReader:
             images that are paths.
         """
         image, text, id_column, group, _ = self.columns
-        cells = {name: cells_of(table[name], self.features[name]) for name in (*text, id_column, group) if name}
-        ids: list[Any] = as_ids(cells[id_column], id_column) if id_column else [*map(str, numbers)]
-        groups = as_ids(cells[group], group) if group else [None] * len(ids)
-        pictures = image_cells(table[image]) if image else [None] * len(ids)
-        texts = zip(*(cells[name] for name in text), strict=True) if text else [()] * len(ids)
-        names = [row_name(*each) for each in zip(numbers, ids, strict=True)]
-        kept = [self._kept(name, table[name], numbers, names) for name in self.metadata]
+        ids, groups = (
+            as_ids(cells_of(table[name], self.features[name]), name) if name else [None] * len(table)
+            for name in (id_column, group)
+        )
+        ids = ids if id_column else [str(start + place) for place in range(len(table))]
+        pictures = image_cells(table[image]) if image else [None] * len(table)
+        texts = zip(*(self._texts(name, table[name]) for name in text), strict=True) if text else [()] * len(table)
+        names = [*starmap(row_name, enumerate(ids, start))]
+        kept = [self._kept(name, table[name], start, names) for name in self.metadata]
         pairs: list[tuple[Any, ...]] = []
-        rows = zip(numbers, ids, names, groups, pictures, texts, strict=True)
-        for place, (number, id_, name, of, cell, row) in enumerate(rows):
+        rows = zip(ids, names, groups, pictures, texts, strict=True)
+        for number, (id_, name, of, cell, words) in enumerate(rows, start):
             found = read_images(cell)
             paths = found if isinstance(found, list) else [found] if found else []
-            words: list[list[Any]] = [*map(texts_of, row)]
             if id_ is None and of and paths and text and not any(words):
                 self.further.append(number)
                 continue
@@ -222,7 +225,7 @@ class PairReader:
             try:
                 if id_ is None:
                     raise ItemError(name, "the id is missing")
-                if len(words) > 1 and any(isinstance(each, list) for each in row):
+                if len(words) > 1 and any(len(each) > 1 for each in words):
                     raise ItemError(name, "a list of texts in one of several text columns; expected one text in each")
                 joined = " ".join(text for texts in words for text in texts)
                 captions = words[0] if len(words) == 1 else [joined] if joined else []
@@ -232,19 +235,22 @@ class PairReader:
                 self._check_parts(paths, captions, name)
             except ItemError as error:
                 problem = self.problems.setdefault(number, error)
-                paths, file = [], None
-                captions = next(filter(None, words), [])
+                paths, file, captions = [], None, next(filter(None, words), [])
             for caption in captions[: 1 if problem else None] or [None]:
-                pairs.append(
-                    (place, number, id_ or name, of, caption, file, [{"path": path} for path in paths] or None)
-                )
-        kinds = (pa.int64(), pa.int64(), _STRING, _STRING, _STRING, pa.int64(), pa.list_(IMAGE.pa_type))
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*pairs, strict=True), kinds, strict=True)]
-        places, *columns = columns or [pa.array([], kind) for kind in kinds]
-        read = dict(zip(("row", "id", "group", "text", "file", "image"), columns, strict=True))
+                pairs.append((number, id_ or name, of, caption, file, [{"path": path} for path in paths] or None))
+        kinds = {"row": pa.int64(), "id": _STRING, "group": _STRING, "text": _STRING, "file": pa.int64()}
+        kinds["image"] = pa.list_(IMAGE.pa_type)
+        columns = zip(*pairs, strict=True) if pairs else [()] * len(kinds)
+        read = {name: pa.array(column, kinds[name]) for name, column in zip(kinds, columns, strict=True)}
         if kept:
-            read["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata]).take(places)
+            read["metadata"] = pa.StructArray.from_arrays(kept, [*self.metadata]).take(pc.subtract(read["row"], start))
         return pa.table(read)
+
+    def _texts(self, name: str, column: pa.ChunkedArray) -> list[list[str]]:
+        """Return the texts of each row of a column."""
+        if not is_text(self.features[name]):
+            return [*map(texts_of, cells_of(column, self.features[name]))]
+        return [[] if text is None else [text] for text in clean_texts(column.combine_chunks()).to_pylist()]
 
     def _images(self, paths: list[Any], is_list: bool, has_text: bool, number: int, name: str) -> list[str]:
         """Check the images of a row; those that are lost are none.
@@ -261,7 +267,7 @@ class PairReader:
         try:
             if self.has_bytes:
                 return [check_image_path(path, self.images.folders, name) for path in paths]
-            return [self.images.check(path, name) for path in paths]
+            return [self.images.check_one(path, name) for path in paths]
         except MissingFileError as error:
             if self.only is not None or not has_text:
                 raise
@@ -274,18 +280,17 @@ class PairReader:
         Raises:
             ItemError: It does.
         """
-        has = {"image": bool(paths), "text": bool(captions)}
-        read = [part for part, column in (("image", self.picture), ("text", self.columns.text)) if column]
-        lacking = [part for part in read if not has[part]]
-        if lacking and (len(read) == 1 or self.only == "both"):
-            raise ItemError(name, f"the {lacking[0]} is missing")
-        if len(lacking) == len(read):
-            raise ItemError(name, "the image and the text are missing")
+        if not (paths and captions):
+            read = (("image", self.picture, paths), ("text", self.columns.text, captions))
+            has = [bool(values) for _, column, values in read if column]
+            if not (all(has) if self.only == "both" else any(has)):
+                lacking = [part for part, column, values in read if column and not values]
+                raise ItemError(name, f"the {' and the '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} missing")
         for caption in captions if paths and self.has_lists else ():
             if PLACEHOLDER in caption:
                 check_placeholders(caption, len(paths), name)
 
-    def _kept(self, name: str, column: pa.ChunkedArray, numbers: Sequence[int], names: Sequence[str]) -> pa.Array:
+    def _kept(self, name: str, column: pa.ChunkedArray, start: int, names: Sequence[str]) -> pa.Array:
         """Return the values of a kept column."""
         cells = column.combine_chunks()
         if not self.metadata[name]:
@@ -293,7 +298,8 @@ class PairReader:
                 return clean_texts(cells).cast(cells.type)
             return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
         values: list[float | None] = []
-        for number, row, value in zip(numbers, names, cells_of(column, self.features[name]), strict=True):
+        rows = zip(names, cells_of(column, self.features[name]), strict=True)
+        for number, (row, value) in enumerate(rows, start):
             try:
                 values.append(read_number(value, row, name, self.marks[name]))
             except ItemError as error:
@@ -311,8 +317,8 @@ class PairReader:
             ItemError: Rows cannot be used, and such rows are not skipped; it is that of the first.
         """
         count, table = len(dataset), dataset.with_format("arrow")
-        blocks = [range(count)[start : start + _ROWS_AT_ONCE] for start in range(0, count, _ROWS_AT_ONCE)]
-        pairs = pa.concat_tables([self.read(table[rows.start : rows.stop], rows) for rows in blocks])
+        starts = range(0, count, _ROWS_AT_ONCE)
+        pairs = pa.concat_tables([self.read(table[start : start + _ROWS_AT_ONCE], start) for start in starts])
         if len(self.lost) > 1 and pairs["image"].null_count == len(pairs):
             self.problems |= self.lost
         pairs = self._name_pairs(dataset, pairs)
@@ -332,11 +338,8 @@ class PairReader:
         table = datasets.table.InMemoryTable(self._result(pairs, features))
         result = datasets.Dataset(table, info=datasets.DatasetInfo(features=features))
         if stored is not None:
-            kept = dataset.select_columns([self.picture]).rename_columns({self.picture: "image"})
-            if np.array_equal(owners, np.arange(count)):
-                result = datasets.concatenate_datasets([result, kept], axis=1)
-            else:
-                result = join_pairs(kept, owners, result)
+            images = dataset.select_columns([self.picture]).rename_columns({self.picture: "image"})
+            result = join_pairs(images, owners, result)
         return result.select_columns([name for name in PAIR_COLUMNS if name in result.column_names])
 
     def _name_pairs(self, dataset: datasets.Dataset, pairs: pa.Table) -> pa.Table:
@@ -374,7 +377,7 @@ class PairReader:
         def read(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
             cells = {name: _written(values, self.features[name]) for name, values in batch.items()}
             table = pa.Table.from_pydict(cells, schema)
-            pairs = self.read(table, numbers)
+            pairs = self.read(table, numbers[0])
             if self.problems and not self.skip:
                 raise self.problems[min(self.problems)]
             self._tell()
@@ -383,7 +386,7 @@ class PairReader:
                 pairs = _with(pairs, "group", pairs["id"])
             pairs = _with(pairs, "id", pa.array(number_pairs(pairs["id"].to_pylist(), owners), pa.string()))
             if self.has_bytes and self.picture:
-                pairs = _with(pairs, "image", table[self.picture].take(pa.array(np.searchsorted(numbers, owners))))
+                pairs = _with(pairs, "image", table[self.picture].take(pc.subtract(pairs["row"], numbers[0])))
             made: dict[str, list[Any]] = self._result(pairs, features).to_pydict()
             self.problems.clear()
             return made
@@ -431,8 +434,9 @@ class PairReader:
     def _result(self, pairs: pa.Table, features: datasets.Features) -> pa.Table:
         """Return the columns of the result."""
         columns = {name: pairs[name] for name in pairs.column_names}
-        reasons = {row: str(problem) for row, problem in self.problems.items()}
-        columns["problem"] = pa.array(map(reasons.get, pairs["row"].to_pylist()), pa.string())
+        if "problem" in features:
+            reasons = {row: str(problem) for row, problem in self.problems.items()}
+            columns["problem"] = pa.array(map(reasons.get, pairs["row"].to_pylist()), pa.string())
         if features.get("image") == IMAGE and not self.has_bytes:
             columns["image"] = pc.list_element(pairs["image"], 0)
         return pa.table({name: columns[name] for name in features}).cast(features.arrow_schema)
@@ -467,6 +471,8 @@ def number_pairs(ids: Sequence[str], owners: Sequence[Hashable] | None = None) -
     """Number the pairs that share an owner, by default an id, from 0: `a`, `b#0`, `b#1`."""
     owners = ids if owners is None else owners
     counts, seen, numbered = Counter(owners), Counter[Hashable](), []
+    if len(counts) == len(ids):
+        return [*ids]
     for name, owner in zip(ids, owners, strict=True):
         numbered.append(name if counts[owner] == 1 else f"{name}#{seen[owner]}")
         seen[owner] += 1

@@ -96,9 +96,10 @@ class RowImages(NamedTuple):
             ItemError: There is none, its path may not be read, or Pillow does not read files of this kind.
             MissingFileError: There is no such file.
         """
-        image = read_images(cell)
-        if isinstance(image, list):
-            return [self.check(each, name) for each in image]
+        return map_images(lambda image: self.check_one(image, name), read_images(cell))
+
+    def check_one(self, image: Any, name: str) -> Any:
+        """As `check`, of one image that `read_images` gave."""
         if not isinstance(image, str | None):
             return image
         path = image and self.absolute(image)

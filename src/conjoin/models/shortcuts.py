@@ -51,7 +51,8 @@ def without_shortcuts(model: MllmRetrieverModel) -> Iterator[None]:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, undone module by module afterwards (some parts may be frozen in evaluation mode)."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:

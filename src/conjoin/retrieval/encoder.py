@@ -385,7 +385,8 @@ class ItemEncoder(Described):
         def read(position: int) -> list[Any] | ItemError:
             name = names[position]
             try:
-                parts = apply_input_type(items[position], self.input_type, name)
+                item = items[position]
+                parts = apply_input_type(item, self.input_type, name) if may_have_image(item) else [item]
                 return parts if reader is None else [reader(part, name) for part in parts]
             except (ValueError, FileNotFoundError) as error:
                 return error if isinstance(error, ItemError) else ItemError(name, str(error))
