@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from conjoin.data.cells import is_missing, read_images
+from conjoin.data.cells import as_id, is_missing, read_images
 from conjoin.data.row_images import EMBEDDED
 from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
@@ -302,18 +302,19 @@ class _Table:
         feature = self.features.get(name)
         if not (feature is None or is_text(feature) or feature in _ANY or "int" in getattr(feature, "dtype", "")):
             return False
-        ids: list[Any] = [*self.rows[name][:]]
-        if not all(isinstance(value, str | int | None) or is_missing(value) for value in ids):
+        cells: list[Any] = [*self.rows[name][:]]
+        if not all(isinstance(value, str | int | None) or is_missing(value) for value in cells):
             return False
+        ids = [*map(as_id, cells)]
         named = [image for image in chosen["image"] if is_text(self.features.get(image)) and share < 1]
         pictures = self.rows[named[0]][:] if named else range(len(ids))
         texts = self.rows[chosen["text"][0]][:] if chosen["text"] else pictures
         rows = {
             (id_, picture or row)
             for row, (id_, picture, text) in enumerate(zip(ids, pictures, texts, strict=True))
-            if not (is_missing(id_) and is_missing(text))
+            if not (id_ is None and is_missing(text))
         }
-        return len({id_ for id_ in ids if not is_missing(id_)}) >= share * len(rows)
+        return len({*ids} - {None}) >= share * len(rows)
 
     def groups(self, chosen: Mapping[str, Sequence[str]]) -> list[str]:
         return [

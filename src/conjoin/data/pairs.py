@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, Literal
 
 import datasets
@@ -216,7 +216,7 @@ class PairReader:
         pairs: list[tuple[Any, ...]] = []
         rows = zip(ids, names, groups, pictures, texts, strict=True)
         for number, (id_, name, of, cell, words) in enumerate(rows, start):
-            found = read_images(cell)
+            found = read_images(cell) if cell else None
             paths = found if isinstance(found, list) else [found] if found else []
             if id_ is None and of and paths and text and not any(words):
                 self.further.append(number)
@@ -227,8 +227,7 @@ class PairReader:
                     raise ItemError(name, "the id is missing")
                 if len(words) > 1 and any(len(each) > 1 for each in words):
                     raise ItemError(name, "a list of texts in one of several text columns; expected one text in each")
-                joined = " ".join(text for texts in words for text in texts)
-                captions = words[0] if len(words) == 1 else [joined] if joined else []
+                captions = words[0] if len(words) == 1 else [" ".join(chain(*words))] if any(words) else []
                 if self.picture:
                     paths = self._images(paths, isinstance(found, list), bool(captions), number, name)
                     file = file if paths else None

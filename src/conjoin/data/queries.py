@@ -102,18 +102,17 @@ class QueryTable(QueryDataset):
         """Return the rows as columns of texts; None if a row has an image, or draws one of several candidates."""
         table = []
         for index in range(len(self)):
-            row = self.read(index)
-            negatives = row.negatives if self.hard_negatives else ()
-            items = [row.query, *(each.item for each in (*row.positives, *negatives))]
-            is_drawn = len(row.positives) > 1 or len(negatives) > self.hard_negatives
+            read, row = self.read(index), self[index]
+            items = [row["query"], row["positive"], *row["negatives"]]
+            is_drawn = len(read.positives) > 1 or len(row["negatives"]) < bool(self.hard_negatives) * len(
+                read.negatives
+            )
             if is_drawn or not all(isinstance(item, dict) and [*item] == ["text"] for item in items):
                 return None
             query, positive, *others = (item["text"] for item in items)
-            names = {"positive_id": row.positives[0].id, "negative_ids": [each.id for each in negatives]}
-            table.append({"id": row.id, "query": query, "positive": positive, "negatives": others} | names)
-            table[-1] |= {"target_modality": "text"} | ({"instruction": row.instruction} if row.instruction else {})
-        lists = dict.fromkeys(("negatives", "negative_ids"), datasets.List(_TEXT))
-        return datasets.Dataset.from_list(table, features=datasets.Features(dict.fromkeys(table[0], _TEXT) | lists))
+            table.append(row | {"query": query, "positive": positive, "negatives": others})
+        kinds = {name: datasets.List(_TEXT) if isinstance(value, list) else _TEXT for name, value in table[0].items()}
+        return datasets.Dataset.from_list(table, features=datasets.Features(kinds))
 
     def read(self, index: int) -> QueryRow:
         """Read and check a row."""

@@ -143,11 +143,8 @@ class Collection(Searchable):
         is_small = len(self) * self.dimension * np.dtype(self.dtype).itemsize <= self._memory
         if self._memory and self.faiss is None and is_small:  # a server reads the index now, not in a search
             ids, numbers, vectors = self._sorted_vectors()
-            self._held = (
-                ids,
-                numbers,
-                vectors if self._device.type == "cpu" else torch.tensor(vectors).to(self._device),
-            )
+            held = vectors if self._device.type == "cpu" else torch.tensor(vectors).to(self._device)
+            self._held = ids, numbers, held
         if self._memory and self.has_words:
             _ = self.words
 
@@ -570,7 +567,8 @@ class Collection(Searchable):
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
                 newest._record(index=settings)
 
-        columns = [field.name for field in self.schema if field.name != "text" and _can_be_indexed(field.type)]
+        kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_temporal
+        columns = [each.name for each in self.schema if each.name != "text" and any(is_(each.type) for is_ in kinds)]
         self._write(build, columns)
         return None if kind is None else self.recall(recall_queries)
 
@@ -613,14 +611,15 @@ class Collection(Searchable):
         sample = self.table.take_offsets(indices).select(["id", "vector"]).to_arrow()
         names = sample["id"].to_pylist()
         vectors = matrix(sample["vector"], self.dimension)
-        wanted = self.rank(vectors, _DEPTH + 1, exact=True).ids
-        approximate = self.rank(vectors, _DEPTH + 1).ids
-        shares = []
-        for query, right, ids in zip(names, wanted, approximate, strict=True):
-            right = [name for name in right if name != query][:_DEPTH]
-            if right:
-                shares.append(len({*right} & {*[name for name in ids if name != query][:_DEPTH]}) / len(right))
-        return float(np.mean(shares)) if shares else 1.0
+        wanted, found = (
+            [
+                {*[name for name in ids if name != query][:_DEPTH]}
+                for query, ids in zip(names, self.rank(vectors, _DEPTH + 1, exact=exact).ids, strict=True)
+            ]
+            for exact in (True, False)
+        )
+        shares = [len(right & ids) / len(right) for right, ids in zip(wanted, found, strict=True) if right]
+        return float(np.mean(shares or [1.0]))
 
     def verify(self) -> None:
         """Hash all files of a folder and compare them with their checksums.
@@ -706,11 +705,6 @@ def known_values(row: Mapping[str, Any]) -> dict[str, Any]:
         known["image"] = known["image"][0]
     first = {name: known[name] for name in ("id", "text", "image") if known.get(name)}
     return first | {name: value for name, value in known.items() if name not in ("text", "image")}
-
-
-def _can_be_indexed(kind: pa.DataType) -> bool:
-    types = pa.types
-    return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_string, types.is_temporal))
 
 
 def local_folder(uri: str | Path) -> Path | None:

@@ -144,17 +144,22 @@ def rank_items(
 
 def _item_kind(item: Any, name: str) -> str:  # noqa: ANN401
     """`"image"`, `"text"` or `"both"`, as of a row."""
+    texts, has_image = _texts(item, name)
+    return "text" if not has_image else "both" if texts else "image"
+
+
+def _texts(item: Any, name: str) -> tuple[list[str], bool]:  # noqa: ANN401
+    """The texts of an item, less those of system messages, and whether it has an image."""
     parts = [part for part in item_parts(item, name) if not isinstance(part, SystemText)]
-    has_text = any(isinstance(part, str) for part in parts)
-    return "text" if all(isinstance(part, str) for part in parts) else "both" if has_text else "image"
+    texts = [part for part in parts if isinstance(part, str)]
+    return texts, len(texts) < len(parts)
 
 
 def _item_words(item: Any, name: str, weights: Mapping[str, float] | None) -> WordQuery:  # noqa: ANN401
     """The words of an item, and the share of it that they are: by the weights, else half beside an image."""
-    parts = item_parts(item, name)
-    texts = [part for part in parts if isinstance(part, str) and not isinstance(part, SystemText)]
-    share = 1.0 if len(texts) == len(parts) else 0.5
-    if weights and len(texts) < len(parts):
+    texts, has_image = _texts(item, name)
+    share = 0.5 if has_image else 1.0
+    if weights and has_image:
         share = max(weights["text"], 0.0) / ((abs(weights["text"]) + abs(weights["image"])) or 1.0) if texts else 0.0
     return WordQuery(" ".join(texts), share)
 

@@ -33,16 +33,6 @@ def test_symmetric_triplets(sample):
     assert flags and all(names[row["negative_text"]]["kind"] == "flag" for row in flags)
 
 
-def test_styles_can_be_swapped(sample):
-    forward, backward = (
-        symmetric_triplets("test"),
-        symmetric_triplets("test", query_style="openmoji", positive_style="twemoji"),
-    )
-    assert forward[0]["query_image"] == backward[0]["positive_image"]
-    with pytest.raises(ValueError, match="query_style and positive_style are both 'openmoji'"):
-        symmetric_triplets("test", query_style="openmoji")
-
-
 def test_edits_by_name():
     concepts = {concept.text: concept for concept in emoji_concepts(skin_tones=True)}
     names = [

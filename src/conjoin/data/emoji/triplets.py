@@ -6,48 +6,38 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.emoji.sample import GENDER_WORDS, EmojiConcept, emoji_concepts, load_emoji, name_words
+from conjoin.data.emoji.sample import EMOJI_STYLES, GENDER_WORDS, EmojiConcept, emoji_concepts, load_emoji, name_words
 from conjoin.data.triplets import TRIPLET_FEATURES
 
 
-def symmetric_triplets(
-    split: str = "test", *, query_style: str = "twemoji", positive_style: str = "openmoji"
-) -> datasets.Dataset:
+def symmetric_triplets(split: str = "test") -> datasets.Dataset:
     """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (variant and kind are null).
 
-    The query is a concept in one style with its name. The positive is the same concept in the other style with its
-    other name. The negative, also in the positive's style and with its other name, is the most confusable concept of
+    The query is a concept of Twemoji with its name. The positive is the same concept of OpenMoji with its other name. The negative, also in the positive's style and with its other name, is the most confusable concept of
     the split: it differs only in gender, else it has the same kind and the most words in common. A concept with one
     name has no triplet. In a pool of triplets, only the positive shows the concept of the query.
 
     Args:
         split: `"train"`, `"validation"` or `"test"`.
-        query_style: Style of the query's image.
-        positive_style: Style of the positive's and the negative's image.
 
     Raises:
         ImportError: The `sample` extra is not installed.
-        ValueError: Unknown split or style, or the two styles are equal.
+        ValueError: Unknown split.
     """
-    if query_style == positive_style:
-        raise ValueError(f"query_style and positive_style are both {query_style!r}; the two must differ")
-    rows = load_emoji(split, styles=(query_style, positive_style))
-    images = images_by_style(rows)
-    drawn = images[query_style].keys() & images[positive_style].keys()
-    concepts = [concept for concept in emoji_concepts() if concept.concept in drawn]
+    ours, theirs = map(images_by_style(load_emoji(split)).__getitem__, EMOJI_STYLES)
+    concepts = [concept for concept in emoji_concepts() if concept.concept in ours.keys() & theirs.keys()]
     triplets = []
     for concept in concepts:
         if not concept.alternative_text:
             continue
         negative = max(concepts, key=lambda other: _confusability(concept, other))
-        theirs = images[positive_style]
         items = {
-            "query": (images[query_style][concept.concept], concept.text),
+            "query": (ours[concept.concept], concept.text),
             "positive": (theirs[concept.concept], concept.alternative_text),
             "negative": (theirs[negative.concept], negative.alternative_text or negative.text),
             "variant": (None, None),
         }
-        triplet = {"id": f"{concept.concept}/{query_style}-{positive_style}", "kind": None}
+        triplet = {"id": f"{concept.concept}/{'-'.join(EMOJI_STYLES)}", "kind": None}
         for role, (image, text) in items.items():
             triplet |= {f"{role}_image": image, f"{role}_text": text}
         triplets.append(triplet)
