@@ -11,8 +11,6 @@ import numpy as np
 
 from conjoin.storage import reading
 
-JSON_LINES = (".jsonl", ".ndjson")
-
 
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a file that may be compressed (`.gz`)."""
@@ -52,11 +50,6 @@ class JsonLines:
         if not len(ends):
             raise ValueError(f"{str(path)!r} is empty: it has no rows")
         self._starts = np.concatenate(([0], ends[:-1]))
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names in any row, in the order in which they occur."""
-        return list(dict.fromkeys(name for row in self for name in row))
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from conjoin.data.columns import undecoded
-from conjoin.data.json_files import JSON_LINES, JsonLines
-from conjoin.data.pair_sources import PairSource, SplitError, open_source
+from conjoin.data.pair_sources import PairSource, open_source
 
 
 class Candidate(NamedTuple):
@@ -110,23 +109,18 @@ class QueryDataset(Dataset[dict[str, Any]]):
 
 
 def open_rows(source: PairSource, split: str = "train") -> tuple[Any, Path | None]:
-    """Open rows by number, with the folder of their images. JSON lines may differ in their types: `JsonLines`.
+    """Open rows by number, with the folder of their images.
 
     Raises:
         FileNotFoundError: No such file.
         ValueError: The source has no rows or no length, cannot be read, or has no such split.
     """
-    path = Path(source).expanduser() if isinstance(source, str | Path) else None
-    if path is None or path.suffix.lower() not in JSON_LINES:
-        table, folder = open_source(source, split, streaming=False, only="image")
-        if not isinstance(table, datasets.Dataset):
-            raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
-        if not len(table):
-            raise ValueError(f"{source!r:.200} is empty: it has no rows")
-        return undecoded(table), folder
-    if split != "train":
-        raise SplitError(split, f"the table {str(path)!r}")
-    return JsonLines(path), path.parent
+    table, folder = open_source(source, split, streaming=False, only="image")
+    if not isinstance(table, datasets.Dataset):
+        raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")
+    if not len(table):
+        raise ValueError(f"{source!r:.200} is empty: it has no rows")
+    return undecoded(table), folder
 
 
 def _draw(options: Sequence[Any], count: int) -> list[Any]:

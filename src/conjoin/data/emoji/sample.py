@@ -57,7 +57,7 @@ def load_emoji(
     """
     if split not in EMOJI_SPLITS:
         raise ValueError(f"unknown split {split!r}; expected one of {', '.join(EMOJI_SPLITS)}")
-    concepts = [concept for concept in emoji_concepts(skin_tones=skin_tones) if concept.split == split]
+    concepts = [concept for concept in emoji_concepts("en", skin_tones) if concept.split == split]
     names = [concept.concept for concept in concepts]
     drawings = {style: emoji_drawings(style, names) for style in styles or EMOJI_STYLES}
     rows = [

@@ -13,9 +13,10 @@ from conjoin.data.triplets import TRIPLET_FEATURES
 def symmetric_triplets(split: str = "test") -> datasets.Dataset:
     """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (variant and kind are null).
 
-    The query is a concept of Twemoji with its name. The positive is the same concept of OpenMoji with its other name. The negative, also in the positive's style and with its other name, is the most confusable concept of
-    the split: it differs only in gender, else it has the same kind and the most words in common. A concept with one
-    name has no triplet. In a pool of triplets, only the positive shows the concept of the query.
+    The query is a concept as Twemoji draws it, with its name. The positive is the same concept as OpenMoji draws it,
+    with its other name. The negative, also of OpenMoji and with its other name, is the most confusable concept of the
+    split: it differs only in gender, else it has the same kind and the most words in common. A concept with one name
+    has no triplet. In a pool of triplets, only the positive shows the concept of the query.
 
     Args:
         split: `"train"`, `"validation"` or `"test"`.
