@@ -30,6 +30,8 @@ _DASHES = dict.fromkeys(map(ord, "−–—‒－﹣"), "-") | dict.fromkeys(map
 """Signs as a minus; the Swiss and the Arabic marks of thousands, which go; the Arabic decimal mark."""
 _AFTER_WHOLE = (".", ".-", ",-", ":-", "/-")
 """Behind an amount without hundredths: `12.-`, `12,–`, `12/-`."""
+_AMOUNT = re.compile(r"(\D*?)([.,]?\d(?:[\d., ]*\d)?)(\D*)", re.DOTALL)
+"""What is before an amount, its digits with their marks, and what is behind it."""
 _WORDS_OF_PRICE = re.compile(r"(?:[^\W\d_]|[\s.:*]|\([^\W\d_]+\))*")
 """What may stand before a price, and behind its currency: `from $9`, `12,50 € inkl. MwSt.`, `1,299円(税込)`."""
 _MORE_CURRENCIES = re.compile(r"Euro|S/|KSh|元|บาท|тг|د\.إ|ر\.س")
@@ -212,14 +214,12 @@ def decimal_mark(values: Iterable[Any]) -> str | None:
 def _amount(text: str) -> tuple[str, str] | None:
     """Return the sign and the digits, with their marks, of a number or price; None if anything else is in the text."""
     plain = " ".join(unicodedata.normalize("NFKC", text).translate(_DASHES).split())
-    places = [place for place, letter in enumerate(plain) if letter.isdecimal()]
-    if not places or len(plain) > _LONGEST_PRICE:
+    found = _AMOUNT.fullmatch(plain) if len(plain) <= _LONGEST_PRICE else None
+    if found is None:
         return None
-    start = places[0]
-    start -= start > 0 and plain[start - 1] in ".," and not plain[: start - 1].strip().isalpha()  # .75, but not Rs.75
-    before, digits, after = plain[:start], plain[start : places[-1] + 1], plain[places[-1] + 1 :]
-    if not all(letter.isdecimal() or letter in "., " for letter in digits):
-        return None
+    before, digits, after = found.groups()
+    if digits[0] in ".," and before.strip().isalpha():  # Rs.75, but not .75
+        before, digits = before + digits[0], digits[1:]
     sign, behind = _no_currency(before), _no_currency(after)
     if (sign, behind) != (before.strip(), after.strip()):  # there is a currency
         sign = sign if sign in ("-", "+") or not _WORDS_OF_PRICE.fullmatch(sign) else ""
@@ -240,7 +240,7 @@ def _no_currency(text: str) -> str:
 
 def _mark_of(digits: str) -> str | None:
     """Return the decimal mark of an amount; None if it has none, or one mark that may be of thousands: `1.299`."""
-    marks = [sign for sign in digits if sign in ".,"]
+    marks = re.findall("[.,]", digits)
     if not marks:
         return None
     whole, _, fraction = digits.rpartition(marks[-1])
@@ -252,7 +252,7 @@ def _mark_of(digits: str) -> str | None:
 def _as_float(sign: str, digits: str, mark: str) -> float:
     """Return an amount with this decimal mark; NaN if what is before it are no groups of thousands."""
     whole, _, fraction = digits.partition(mark)
-    first, *groups = "".join(each if each.isdecimal() else " " for each in whole).split(" ")
+    first, *groups = re.split(r"\D", whole)
     is_grouped = not groups or (len(groups[-1]) == 3 and 1 <= len(first) <= 3 and {*map(len, groups)} <= {2, 3})
     if not is_grouped or not (fraction or "0").isdecimal():
         return math.nan
