@@ -204,11 +204,9 @@ class PairReader:
             images that are paths.
         """
         image, text, id_column, group, _ = self.columns
-        ids, groups = (
-            as_ids(cells_of(table[name], self.features[name]), name) if name else [None] * len(table)
-            for name in (id_column, group)
-        )
-        ids = ids if id_column else [str(start + place) for place in range(len(table))]
+        named: Any = [name and as_ids(cells_of(table[name], self.features[name]), name) for name in (id_column, group)]
+        ids = named[0] or [*map(str, range(start, start + len(table)))]
+        groups = named[1] or [None] * len(table)
         pictures = image_cells(table[image]) if image else [None] * len(table)
         texts = zip(*(self._texts(name, table[name]) for name in text), strict=True) if text else [()] * len(table)
         names = [*starmap(row_name, enumerate(ids, start))]
