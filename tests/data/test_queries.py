@@ -161,7 +161,7 @@ def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
         with pytest.raises(ValueError, match=message):
             QueryTable(write(image_folder, good), **arguments)
     for empty in (write(image_folder), datasets.Dataset.from_dict({"query": [], "positive": []})):
-        with pytest.raises(ValueError, match="is empty"):
+        with pytest.raises(ValueError, match="has no rows"):
             QueryTable(empty)
     with pytest.raises(ValueError, match="expected a dataset with a length"):
         QueryTable(datasets.Dataset.from_list([good]).to_iterable_dataset())
