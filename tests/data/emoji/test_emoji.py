@@ -112,6 +112,7 @@ def test_pictures_are_on_white_and_not_empty(style):
     ("arguments", "message"),
     [
         ({"split": "dev"}, "unknown split 'dev'; expected one of train, validation, test"),
+        ({"split": "test", "language": "xx"}, "unknown language 'xx'; the emoji package has en, "),
         ({"split": "test", "styles": ["apple"]}, "unknown style 'apple'; expected one of twemoji, openmoji"),
     ],
 )

