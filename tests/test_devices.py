@@ -73,7 +73,7 @@ def forget():
 def test_a_cpu_is_timed_once_and_the_choice_is_one_line(half, expected, monkeypatch, caplog):
     seconds = [1.0, half]
     monkeypatch.setattr(devices, "_time_cpu", lambda dtype: seconds.pop(0))
-    assert [choose_bf16("auto", "cpu") for _ in range(3)] == [expected] * 3
+    assert [choose_bf16("cpu") for _ in range(3)] == [expected] * 3
     (line,) = caplog.messages
     wanted = ("bfloat16", "2.0 times as fast") if expected else ("float32", "4.0 times as slow")
     assert line == f"computing in {wanted[0]}: bfloat16 is {wanted[1]} as float32 on this CPU"
@@ -83,15 +83,13 @@ def test_a_cpu_is_timed_once_and_the_choice_is_one_line(half, expected, monkeypa
 def test_a_gpu_is_asked_for_its_instructions(supported, monkeypatch, caplog):
     gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: supported)
-    assert choose_bf16("auto") is supported
+    assert choose_bf16() is supported
     assert f"this GPU has {'' if supported else 'no '}bfloat16 instructions" in caplog.text
 
 
-def test_a_fixed_choice_is_obeyed_and_others_are_refused(monkeypatch):
+def test_other_devices_are_not_timed(monkeypatch):
     monkeypatch.setattr(devices, "_time_cpu", lambda dtype: pytest.fail("timed"))
-    assert choose_bf16("auto", "mps") is False
-    with pytest.raises(ValueError, match="bf16 is 'yes'; expected true, false or 'auto'"):
-        choose_bf16("yes")
+    assert choose_bf16("mps") is False
 
 
 @pytest.mark.slow
@@ -99,7 +97,7 @@ def test_without_bfloat16_instructions_float32_is_chosen():
     """oneDNN is told not to use them."""
     if not torch.backends.mkldnn.is_available() or "AVX" not in torch.backends.cpu.get_cpu_capability():
         pytest.skip("oneDNN's instructions cannot be limited on this machine")
-    code = "from conjoin.devices import choose_bf16; print(choose_bf16('auto', 'cpu'))"
+    code = "from conjoin.devices import choose_bf16; print(choose_bf16('cpu'))"
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n" and "computing in float32" in done.stderr

@@ -29,20 +29,17 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
     return chosen
 
 
-def choose_bf16(bf16: str, device: str | torch.device | None = None) -> bool:
+def choose_bf16(device: str | torch.device | None = None) -> bool:
     """Return whether a device should compute in bfloat16; the first call of a process logs a line that says why.
 
     A GPU should if it has instructions for it; a CPU if that is faster in a test of about 50 ms; other devices not.
 
     Args:
-        bf16: `"auto"`.
         device: As for `choose_device`.
 
     Raises:
-        ValueError: `bf16` is something else, or there is no such device.
+        ValueError: There is no such device.
     """
-    if bf16 != "auto":
-        raise ValueError(f"bf16 is {bf16!r}; expected true, false or 'auto'")
     return _is_bf16_faster(choose_device(device).type)
 
 
@@ -57,7 +54,7 @@ def choose_dtype(dtype: torch.dtype | str | None, device: str | torch.device | N
         ValueError: There is no such type.
     """
     if dtype == "auto":
-        return torch.bfloat16 if choose_bf16("auto", device) else None
+        return torch.bfloat16 if choose_bf16(device) else None
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if named not in (None, torch.float32, torch.bfloat16, torch.float16) or (named is None and dtype is not None):
         raise ValueError(f"dtype={dtype!r}; expected 'float32', 'bfloat16', 'float16' or 'auto'")

@@ -9,7 +9,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from conjoin.processing.item_images import load_image
 from conjoin.serving import ItemError, Limits
-from conjoin.serving.limits import TooLargeError, check_where, read_items, read_picture
+from conjoin.serving.limits import TooLargeError, check_where, read_items
 from tiny_serving import LIMITS, png, uri
 
 
@@ -122,8 +122,8 @@ def test_images_are_upright_and_only_pixels():
     exif[0x0112] = 6
     exif[0x8298] = "someone"
     Image.new("RGB", (4, 8), "blue").save(buffer, "jpeg", exif=exif)
-    picture = read_picture(buffer.getvalue(), "photo.jpg", LIMITS)
-    assert load_image(picture.source).size == (8, 4)
+    (item,) = read_items([(None, [uri(buffer.getvalue())])], LIMITS)
+    assert load_image(item["image"]).size == (8, 4)
 
 
 def test_pixels_of_a_request_are_bounded_before_an_image_is_decoded(monkeypatch):

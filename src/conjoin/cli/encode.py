@@ -109,7 +109,7 @@ def _is_bf16(options: Options) -> bool:
 
     if (collection := Collection.newest(options.out)) is not None:
         return bool(collection.metadata["key"]["precision"] == "bfloat16")
-    return options.ray is None and choose_bf16("auto", options.device)
+    return options.ray is None and choose_bf16(options.device)
 
 
 def _report(options: Options, collection: "Collection") -> None:

@@ -8,7 +8,14 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from conjoin.data.row_images import row_item
+from conjoin.processing.item_images import decode_base64, is_url
+from conjoin.processing.item_inputs import check_text
+from conjoin.processing.urls import fetch
 
 COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats of images that a server reads."""
@@ -34,18 +41,6 @@ class ItemError(ValueError):
 
 class TooLargeError(ValueError):
     """A request is too large."""
-
-
-class Picture(NamedTuple):
-    """An image file of a request, whose header was read.
-
-    Attributes:
-        source: Its bytes, and what error messages call it, as `load_image` takes them.
-        pixels: That it has once it is decoded.
-    """
-
-    source: dict[str, Any]
-    pixels: int
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,7 @@ def check_json(body: bytes, limits: Limits) -> None:
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
     if plain.count(b'"') > 2 * most or sum(map(len, plain.split(b'"')[::2])) > most:
         raise TooLargeError(f"the JSON has over {most:,} bytes besides its strings, the limit")
-    try:
-        is_text = "\0" not in body.decode()
-    except UnicodeDecodeError:
-        is_text = False
-    if not is_text:
+    if b"\0" in body:
         raise ValueError("the body is no JSON in UTF-8")
 
 
@@ -121,81 +112,50 @@ def read_items(values: Sequence[tuple[str | None, Sequence[str]]], limits: Limit
     """
     if not 1 <= len(values) <= limits.items:
         raise ValueError(f"{len(values)} items; expected 1 to {limits.items} in a request")
-    items, pictures = [], []
+    items: list[Any] = []
+    pixels: list[int] = []
     for position, (text, sources) in enumerate(values):
         try:
+            if text is None and not sources:
+                raise ValueError("it has neither text nor image")
             if len(sources) > limits.images:
                 raise ValueError(f"{len(sources)} images; the limit is {limits.images} for one item")
             names = ["the image"] if len(sources) == 1 else [f"image {index}" for index in range(len(sources))]
             read = [_read_source(source, name, limits) for source, name in zip(sources, names, strict=True)]
-            items.append(make_item(text, read, limits))
+            images = [image for image, _ in read]
+            parts: dict[str, Any] = {"image": images} if images else {}
+            if len(images) == 1 and "<image>" not in (text or ""):
+                parts["image"] = images[0]
+            if text is not None:
+                parts["text"] = check_text(check_length(text, limits, "the text"), "the item")
+            items.append(row_item(parts, "the text"))
         except ValueError as error:
             raise ItemError(position, str(error)) from error
-        pictures += read
-    pixels = sum(picture.pixels for picture in pictures)
-    if pixels > limits.request_pixels:
+        pixels += [count for _, count in read]
+    if sum(pixels) > limits.request_pixels:
         raise TooLargeError(
-            f"the {len(pictures)} images of the request have {pixels:,} pixels together; the limit is "
+            f"the {len(pixels)} images of the request have {sum(pixels):,} pixels together; the limit is "
             f"{limits.request_pixels:,}: send smaller images, or fewer in a request"
         )
     return items
 
 
-def _read_source(source: str, name: str, limits: Limits) -> Picture:
-    """Read a data URI or what a URL holds."""
-    from conjoin.processing.item_images import decode_base64, is_url
-    from conjoin.processing.urls import fetch
+def _read_source(source: str, name: str, limits: Limits) -> tuple[dict[str, Any], int]:
+    """Read a data URI or what a URL holds, and the header of that image file; other than common formats are refused.
 
-    if is_url(source):
-        return read_picture(fetch(source, name, limits.image_bytes), name, limits)
-    head, _, body = source.partition(";base64,")
-    if not head.startswith("data:image/"):
-        raise ValueError(f"{name}: expected a data:image/...;base64 URI, got {source!r:.40}; files are not opened")
-    return read_picture(decode_base64(body, name), name, limits)
+    Pillow reads those with hardly tested decoders.
 
-
-def make_item(text: str | None, pictures: Sequence[Picture], limits: Limits) -> Any:  # noqa: ANN401
-    """Return a text and images as one item for an encoder: interleaved, if `<image>` is in the text.
-
-    Args:
-        text: May be absent beside an image.
-        pictures: Images that `read_picture` returned.
-        limits: What is accepted.
-
-    Raises:
-        ValueError: Nothing is left, the text is too long, blank or no valid Unicode, or there is another number of
-            `<image>` than of images.
-    """
-    from conjoin.data.row_images import row_item
-    from conjoin.processing.item_inputs import check_text
-
-    images = [picture.source for picture in pictures]
-    if text is None and not images:
-        raise ValueError("it has neither text nor image")
-    parts: dict[str, Any] = {}
-    if images:
-        parts["image"] = images[0] if len(images) == 1 and "<image>" not in (text or "") else images
-    if text is not None:
-        parts["text"] = check_text(check_length(text, limits, "the text"), "the item")
-    return row_item(parts, "the text")
-
-
-def read_picture(data: bytes, name: str, limits: Limits) -> Picture:
-    """Read the header of an image file, and make sure that it is within the limits.
-
-    Other formats than the common ones are refused: Pillow reads them with hardly tested decoders.
-
-    Args:
-        data: Its bytes.
-        name: What error messages call it.
-        limits: What is accepted.
+    Returns:
+        The bytes, with what error messages call them, as `load_image` takes them; and the pixels of the decoded image.
 
     Raises:
         ValueError: Too many bytes or pixels, none of the `COMMON_FORMATS`, or its header is damaged; the message
             starts with `name`.
     """
-    from PIL import Image, UnidentifiedImageError
-
+    head, _, body = source.partition(";base64,")
+    if not is_url(source) and not head.startswith("data:image/"):
+        raise ValueError(f"{name}: expected a data:image/...;base64 URI, got {source!r:.40}; files are not opened")
+    data = fetch(source, name, limits.image_bytes) if is_url(source) else decode_base64(body, name)
     if len(data) > limits.image_bytes:
         raise ValueError(f"{name}: {len(data):,} bytes; the limit is {limits.image_bytes:,}")
     try:
@@ -206,7 +166,7 @@ def read_picture(data: bytes, name: str, limits: Limits) -> Picture:
         raise ValueError(f"{name}: cannot read the image: {error}") from error
     if width * height > limits.image_pixels:
         raise ValueError(f"{name}: {width} x {height} pixels; the limit is {limits.image_pixels:,} pixels")
-    return Picture({"bytes": data, "path": name}, width * height)
+    return {"bytes": data, "path": name}, width * height
 
 
 def check_length(text: str, limits: Limits, name: str) -> str:

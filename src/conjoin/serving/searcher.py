@@ -236,8 +236,7 @@ class Searcher:
                 for best in search_items(collection, encoder, items, SORTED, **how):
                     known = [hit for hit in best if column in hit.row]
                     known.sort(key=lambda hit: hit.row[column], reverse=sort.startswith("-"))
-                    rest = [hit for hit in best if column not in hit.row]
-                    hits.append([*known, *rest][offset : offset + k])
+                    hits.append([*known, *(hit for hit in best if column not in hit.row)][offset : offset + k])
         except ItemError as error:
             if how.get("weights") is None:
                 raise

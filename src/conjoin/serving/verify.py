@@ -59,7 +59,7 @@ def check_endpoint(encoder: ItemEncoder, url: str, key: str = "") -> list[KindCh
     Args:
         encoder: The checkpoint; items get the prompt that it gives to items that are neither query nor document.
         url: Of the endpoint: `.../v1` in OpenAI's form, with pictures in `messages` as vLLM takes them; or
-            `.../embed`, of Text Embeddings Inference or of `conjoin serve`.
+            `.../embed`, of Text Embeddings Inference or of `conjoin serve`, whose `/v1` is asked then.
         key: Sent as the bearer token, if there is one.
 
     Raises:
@@ -115,33 +115,27 @@ def _open(client: httpx.Client, url: str, name: str) -> Callable[[bool, Sequence
         except ValueError:
             return None
 
-    if url.endswith("/embed"):
-        is_ours = "fingerprint" in (get(url.removesuffix("embed") + "health") or {})
-    else:
-        url = url.removesuffix("/embeddings").removesuffix("/v1") + "/v1"
-        models = (get(f"{url}/models") or {}).get("data")
-        name = models[0]["id"] if models else name
+    base = url.removesuffix("/embed").removesuffix("/embeddings").removesuffix("/v1")
+    is_tei = url.endswith("/embed") and "fingerprint" not in (get(f"{base}/health") or {})  # `conjoin serve` says it
+    models = None if is_tei else (get(f"{base}/v1/models") or {}).get("data")
+    fixed = {"model": models[0]["id"] if models else name, "encoding_format": "float"}
 
     def embed(as_messages: bool, items: Sequence[Any]) -> np.ndarray:
         mappings: list[Any] = [{"text": item} if isinstance(item, str) else item for item in items]
         mappings = [item if isinstance(item, dict) else {"image": item} for item in mappings]
-        sent = [item | ({"image": _uri(item["image"])} if "image" in item else {}) for item in mappings]
-        fixed: dict[str, Any] = {"model": name, "encoding_format": "float"}
-        if url.endswith("/embed"):
-            if as_messages or (not is_ours and any("image" in item for item in sent)):
-                raise ValueError("its form has no place for them")
-            bodies = [{"items": sent} if is_ours else {"inputs": [*items], "truncate": True}]
-        elif as_messages or any("image" in item for item in sent):
-            bodies = [fixed | {"messages": [{"role": "user", "content": _content(item)}]} for item in sent]
+        as_messages |= any("image" in item for item in mappings)
+        if is_tei and as_messages:
+            raise ValueError("its form has no place for them")
+        if is_tei:
+            answers = [send("POST", url, {"inputs": [*items], "truncate": True})]
+        elif as_messages:
+            messages = ({"messages": [{"role": "user", "content": _content(item)}]} for item in mappings)
+            answers = [send("POST", f"{base}/v1/embeddings", fixed | each) for each in messages]
         else:
-            bodies = [fixed | {"input": [*items]}]
-        answers = [send("POST", url if url.endswith("/embed") else f"{url}/embeddings", body) for body in bodies]
+            answers = [send("POST", f"{base}/v1/embeddings", fixed | {"input": [*items]})]
         try:
-            if url.endswith("/embed"):
-                vectors = answers[0]["embeddings"] if is_ours else answers[0]
-            else:
-                data = [sorted(answer["data"], key=lambda one: one["index"]) for answer in answers]
-                vectors = [each["embedding"] for several in data for each in several]
+            data = [] if is_tei else [sorted(answer["data"], key=lambda one: one["index"]) for answer in answers]
+            vectors = answers[0] if is_tei else [each["embedding"] for several in data for each in several]
         except (KeyError, TypeError) as error:
             raise ValueError(f"its answer has another form: {answers[0]!r:.200}") from error
         found = np.array(vectors, dtype=np.float64)
@@ -152,16 +146,15 @@ def _open(client: httpx.Client, url: str, name: str) -> Callable[[bool, Sequence
     return embed
 
 
-def _content(item: Mapping[str, str]) -> list[dict[str, Any]]:
+def _content(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parts of a message: the picture, then the text."""
-    picture = [{"type": "image_url", "image_url": {"url": item["image"]}}] if "image" in item else []
-    return [*picture, *({"type": "text", "text": item["text"]} for _ in range("text" in item))]
-
-
-def _uri(picture: Image.Image) -> str:
-    buffer = io.BytesIO()
-    picture.save(buffer, "png")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    parts: list[dict[str, Any]] = []
+    if "image" in item:
+        buffer = io.BytesIO()
+        item["image"].save(buffer, "png")
+        uri = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": uri}})
+    return [*parts, {"type": "text", "text": item["text"]}] if "text" in item else parts
 
 
 def _check(kind: str, items: Sequence[Any], encoder: ItemEncoder, embed: _Embed) -> KindCheck:

@@ -222,11 +222,8 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
     The lines are for `sha256sum -c`, after a comment with the number of files: so a cut is seen.
     """
     sums = read_checksums(folder) | {name: file_digest(folder / name) for name in names}
-    listed = folder / FOLDER_CHECKSUMS
-    former = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
-    comments = [line for line in former if line[:2] == "# " and not line.endswith(" files")]
-    lines = [f"# {len(sums)} files", *comments, *(f"{digest}  {name}" for name, digest in sorted(sums.items()))]
-    write_text(listed, "".join(f"{line}\n" for line in lines))
+    lines = [f"# {len(sums)} files", *(f"{digest}  {name}" for name, digest in sorted(sums.items()))]
+    write_text(folder / FOLDER_CHECKSUMS, "".join(f"{line}\n" for line in lines))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:

@@ -162,7 +162,7 @@ class RetrievalConfig(TrainingArguments):
         chosen = asked == "true"
         if asked == "auto" and not self.fp16 and os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "no":
             gpu = None if self.use_cpu else torch.accelerator.current_accelerator(check_available=True)
-            chosen = choose_bf16("auto", gpu or "cpu")
+            chosen = choose_bf16(gpu or "cpu")
             self.use_cpu |= chosen and gpu is None  # else transformers refuses bfloat16
         self.bf16 = chosen  # type: ignore[assignment]
         if self.disable_tqdm is None:
