@@ -60,6 +60,12 @@ def test_pixels_are_those_of_the_image_processor(name, size):
     torch.testing.assert_close(reader.normalize(left), wanted["pixel_values"], atol=1e-6, rtol=1e-6)
 
 
+def test_patches_of_a_size_without_limits_are_left_to_the_image_processor():
+    eye = Qwen2VLImageProcessorPil(patch_size=4)
+    eye.size = {"longest_edge": 900}
+    assert not PictureReader(eye).is_known
+
+
 def test_the_way_to_resize_is_saved_and_told_apart(tiny_checkpoints, tmp_path):
     names = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
     slow, fast = image_text_processor(*names), image_text_processor(*names, torch_resize=True)

@@ -66,7 +66,8 @@ class PictureReader:
         mode, backend = _TORCH_MODES.get(self._filter), getattr(image_processor, "backend", "")
         self._mode = mode if backend == "torchvision" else None
         fits = min(self._size.values(), default=0) >= max(self._crop.values(), default=0)
-        self.is_known = bool(fits and (is_whole or (self.patches and settings.get("do_resize"))))
+        has_limits = {"shortest_edge", "longest_edge"} <= set(self._size)
+        self.is_known = bool(fits and (is_whole or (self.patches and has_limits and settings.get("do_resize"))))
         self.is_known = self.is_known and all(map(self._is_equal, _TRIALS))
         self._mode = mode if torch_resize or backend == "torchvision" else None
 
