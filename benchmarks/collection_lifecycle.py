@@ -3,7 +3,8 @@
 The rows are synthetic texts with a category and a price; a stand-in gives each a vector from its checksum. Each step
 is a process of its own. Its memory is its peak resident size above that of a process which has imported the same and
 encoded 4,096 rows (`start`). `stand-in` makes the rows and their vectors and does nothing with them: the difference to
-it is the cost of the collection.
+it is the cost of the collection, in memory too: chunks have 16,384 rows, of which the stand-in alone takes 28 MB above
+`start` at 64 numbers in a vector and 155 MB at 384.
 
     python benchmarks/collection_lifecycle.py --rows 1000000 --json lifecycle.json
     python benchmarks/collection_lifecycle.py --rows 10000000 --dimension 16
