@@ -22,7 +22,7 @@ from conjoin.models.modeling_towers import TowersOutput
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, load_image, pad_to_square
 from conjoin.processing.item_inputs import ImageSource, Item, check_list, is_chat, item_names, item_parts, parse_item
-from conjoin.processing.item_pixels import PictureReader, by_pillow, moved, picture_reader
+from conjoin.processing.item_pixels import PictureReader, moved, picture_reader
 from conjoin.processing.processing_image_text import only_image
 from conjoin.processing.sentence_files import instructions_of
 from conjoin.storage import model_fingerprint, part_digest, settings_digest
@@ -264,11 +264,6 @@ class SentenceProcessor:
 
     def __init__(self, model: SentenceTransformer) -> None:
         self.model, self.has_messages = model, model.supports("message")
-        for part in model.modules():
-            if isinstance(part, Transformer) and hasattr(part.processor, "image_processor"):
-                part.processor.image_processor = by_pillow(part.processor.image_processor)
-            elif isinstance(part, Transformer):
-                part.processor = by_pillow(part.processor)
         self.takes = {name for name, modality in _MODALITIES.items() if model.supports(modality)}
         self.is_joint = "image,text" in self.takes
         if {"image", "text"} <= self.takes:
