@@ -15,6 +15,7 @@ from conjoin.evaluation import (
     mrr_at_k,
     rank_of_relevant,
     recall_at_k,
+    triplet_precision,
     triplet_wins,
 )
 from conjoin.evaluation.metrics import ranks_of_pairs, unit_rows
@@ -49,10 +50,6 @@ def test_hand_computed():
 def test_bad_rankings(ranked, relevant, k, message):
     with pytest.raises(ValueError, match=message):
         hit_rate_at_k(ranked, relevant, k)
-
-
-def triplet_precision(*vectors):
-    return float(triplet_wins(*vectors).double().mean())
 
 
 def test_triplet_precision_by_hand():

@@ -13,6 +13,7 @@ from conjoin.evaluation.metrics import (
     chance_hit_rate as chance_hit_rate,
     chance_mrr as chance_mrr,
     rank_of_relevant as rank_of_relevant,
+    triplet_precision as triplet_precision,
     triplet_wins as triplet_wins,
 )
 from conjoin.evaluation.rank_metrics import (

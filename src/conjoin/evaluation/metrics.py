@@ -20,10 +20,8 @@ BLOCK_SCORES = 2**24
 """Scores in memory at once (64 MiB of float32); a larger query x candidate matrix is computed in blocks."""
 
 
-def triplet_wins(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> Tensor:
-    """Whether cos(f, f⁺) > cos(f, f⁻) for each triplet; the mean is the symmetric precision of sym-MM2MM.
-
-    Ties are failures.
+def triplet_precision(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> float:
+    """Symmetric triplet precision: mean of [cos(f, f⁺) > cos(f, f⁻)] (sym-MM2MM); ties are failures.
 
     Args:
         anchor: f `(N, D)`; all inputs are normalised here.
@@ -32,12 +30,14 @@ def triplet_wins(anchor: Array, positive: Array, negative: Array, variant: Array
         variant: f′ `(N, D)`, compared with the negative in the anchor's place: cos(f, f⁺) > cos(f′, f⁻). A triplet
             without a variant repeats its anchor's row, which gives the plain comparison.
 
-    Returns:
-        `(N,)` bool.
-
     Raises:
         ValueError: Shapes differ, no rows, or a row is NaN, infinite or zero.
     """
+    return float(triplet_wins(anchor, positive, negative, variant).double().mean())
+
+
+def triplet_wins(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> Tensor:
+    """Which triplets `triplet_precision` counts as right, `(N,)` bool; the same arguments and errors."""
     named = {"anchor": anchor, "positive": positive, "negative": negative}
     if variant is not None:
         named["variant"] = variant
