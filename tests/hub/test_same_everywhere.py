@@ -80,9 +80,7 @@ def test_vectors_of_half_precision_have_unit_length(
     np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "kind", ["joint encoder", "token fusion", "score fusion", "MLLM retriever"]
-)
+@pytest.mark.parametrize("kind", ["joint encoder", "token fusion", "score fusion", "MLLM retriever"])
 def test_pixels_are_those_of_pillow_where_torchvision_is_installed(
     kind, tiny_checkpoints, mllm_checkpoints, pictures, tmp_path, monkeypatch
 ):
