@@ -116,10 +116,6 @@ CASES = {
         words("tokenizer.json", 2**27 + 1),
         "hostile': tokenizer.json has 134,217,729 bytes; the limit is",
     ),
-    "a huge vocabulary": (
-        words("vocab.txt", 2**24),
-        r"hostile': vocab.txt has 16,777,216 bytes, but its weights \d+,",
-    ),
     "fewer ids than vectors": (fewer_ids, "index.faiss' holds 20 vectors, rows.parquet 1 ids"),
     "no tokenizer": (embedder("tokenizer.json", "{"), "cannot load the model .*hostile': Expecting property name"),
     "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile': .*as safetensors"),

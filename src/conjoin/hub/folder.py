@@ -179,8 +179,8 @@ def check_sizes(folder: Path) -> None:
     """Refuse settings that ask for far more than their weights hold, before a model is built by them.
 
     Raises:
-        ValueError: A file of settings or of words is larger than `MAX_SETTINGS`, or than the weights with their
-            embedding of each word; or the configuration has more layers, or wider ones, than the weights could have.
+        ValueError: A file of settings or of words is larger than `MAX_SETTINGS`, or the configuration has more layers,
+            or wider ones, than the weights could have.
     """
     settings = {file: file.stat().st_size for kind in ("*.json", "*.txt", "*.model") for file in folder.glob(kind)}
     largest, longest = max(settings.items(), key=lambda each: each[1], default=(folder, 0))
@@ -199,8 +199,6 @@ def check_sizes(folder: Path) -> None:
         shards = read_json(index)["weight_map"]
         files, tensors = {folder / shard for shard in shards.values()}, len(shards)
     size, parts = sum(file.stat().st_size for file in files if file.is_file()), [read_json(folder / "config.json")]
-    if longest > 2**20 + size:
-        raise ValueError(f"{largest.name} has {longest:,} bytes, but its weights {size:,}")
     for part in parts:
         parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in part.items():
