@@ -28,7 +28,7 @@ from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model
 from turns import setup, timed, write_json
 
 from conjoin.hub.build import mllm_model, mllm_processor
-from conjoin.retrieval.vectors import exact_search
+from conjoin.retrieval import exact_search
 
 Line = list[tuple[float, float]]
 SIZES = {"tiny": (32, 2, 2, 56), "small": (384, 6, 12, 98)}

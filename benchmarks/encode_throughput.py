@@ -48,10 +48,9 @@ from transformers import (
 )
 from turns import median, setup, speed_up, table, take_turns, write_json
 
+from conjoin import JointEncoderModel, TokenFusionModel
 from conjoin.hub import export
 from conjoin.hub.build import mllm_model, mllm_processor, score_fusion_model, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
 

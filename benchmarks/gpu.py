@@ -141,7 +141,7 @@ def mllm(size: Size, layers: int, device: str) -> Any:  # noqa: ANN401
     """A retriever on the first layers of a Qwen3-VL, read at the last token."""
     from transformers import Qwen3VLConfig
 
-    from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
+    from conjoin import MllmRetrieverConfig, MllmRetrieverModel
 
     names = ("video_token_id", "image_token_id", "vision_start_token_id", "vision_end_token_id")
     ids = {name: size.text["vocab_size"] - 4 + place for place, name in enumerate(names)}

@@ -48,8 +48,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
+from conjoin import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.hub.build import mllm_model, mllm_processor
-from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
 LAYERS, KEEP = 28, 12

@@ -40,10 +40,9 @@ from torch import nn
 from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, ViTImageProcessorPil
 from turns import median, setup, speed_up, table, take_turns, write_json
 
+from conjoin import JointEncoderModel, load_model
 from conjoin.hub import export
 from conjoin.hub.build import mllm_model, mllm_processor, towers_model
-from conjoin.hub.load import load_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.trainers import ContrastiveConfig, QueryContrastiveTrainer, add_adapters
 from conjoin.trainers.gradient_cache import cached_backward

@@ -28,11 +28,12 @@ from peft import LoraConfig
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
+from conjoin import MllmRetrieverModel
 from conjoin.hub import export_stock, load_embedder
 from conjoin.hub.build import mllm_model, mllm_processor
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.trainers.peft import add_adapters, merge_lora, save_adapter
+from conjoin.trainers import add_adapters, merge_lora
+from conjoin.trainers.peft import save_adapter
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))  # the tiny models

@@ -20,13 +20,12 @@ from peft import LoraConfig
 from puma import make_data, measure
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 
+from conjoin import MllmRetrieverModel, PumaStage1Config, PumaStage1Trainer
 from conjoin.data import load_emoji
 from conjoin.evaluation.layers import hit_rates
 from conjoin.hub.build import prune
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.trainers import merge_lora
 from conjoin.trainers.compress import DistillationRows, Measured, agreement, measure_pairs
-from conjoin.trainers.peft import merge_lora
-from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
 WORK = ROOT / "runs/claims-compress"
 DEPTH = 30

@@ -31,17 +31,23 @@ from scipy import stats
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
+from conjoin import (
+    CoralConfig,
+    CoralTrainer,
+    GclConfig,
+    GclTrainer,
+    MllmRetrieverModel,
+    PumaStage1Config,
+    PumaStage1Trainer,
+)
 from conjoin.data import MeritProducts, MeritTraining
 from conjoin.evaluation import CellScores, bootstrap_ci, evaluate_cells
 from conjoin.evaluation.tasks.merit import MeritOptions, merit_cells
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.input_types import INPUT_TYPES
 from conjoin.retrieval import ItemEncoder
-from conjoin.trainers.coral import IMAGE, CoralConfig, CoralTrainer
-from conjoin.trainers.gcl import GclConfig, GclTrainer
-from conjoin.trainers.peft import add_adapters, merge_lora
-from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
+from conjoin.trainers import add_adapters, merge_lora
+from conjoin.trainers.coral import IMAGE
 
 WORK = Path("runs/claims/coral")
 DEPTH = 30

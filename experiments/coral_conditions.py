@@ -19,10 +19,10 @@ from common import ROOT, Record
 from coral import Bench, Run, parse, prepare
 from transformers.utils import logging
 
+from conjoin import MllmRetrieverModel
 from conjoin.data import MeritProducts, merit_queries
 from conjoin.evaluation import bootstrap_ci, evaluate_cells
 from conjoin.evaluation.tasks.merit import MeritOptions, merit_cells
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.retrieval import ItemEncoder
 
 SETTINGS = (

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import datasets
 
-from conjoin.data.emoji.sample import EMOJI_STYLES, GENDER_WORDS, EmojiConcept, emoji_concepts, load_emoji, name_words
+from conjoin import load_emoji
+from conjoin.data import emoji_concepts
+from conjoin.data.emoji.sample import EMOJI_STYLES, GENDER_WORDS, EmojiConcept, name_words
 from conjoin.data.emoji.triplets import images_by_style
 
 EDIT_FEATURES = datasets.Features(

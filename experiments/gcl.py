@@ -26,10 +26,10 @@ from torch import Tensor
 from transformers.utils import logging
 
 import conjoin
+from conjoin import JointEncoderModel
 from conjoin.data import EpochRows, load_emoji
 from conjoin.evaluation import best_ranks
 from conjoin.losses import ContrastiveLoss, GclLoss, info_nce
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.trainers import CachedFeatures, RetrievalTrainer, collate_features, load_recipe
 
 ROOT = Path(__file__).parents[1]

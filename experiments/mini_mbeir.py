@@ -12,8 +12,10 @@ import datasets
 from emoji_edits import Edit, find_edits
 from made import check_queries, is_made, write_settings
 
-from conjoin.data.emoji.sample import EmojiConcept, emoji_concepts, load_emoji
-from conjoin.data.mbeir import MBEIR_CELLS, MBEIR_DATASETS, MbeirCell, instructions_file, qrels_file, query_file
+from conjoin import load_emoji
+from conjoin.data import MBEIR_CELLS, MbeirCell, emoji_concepts
+from conjoin.data.emoji.sample import EmojiConcept
+from conjoin.data.mbeir import MBEIR_DATASETS, instructions_file, qrels_file, query_file
 from conjoin.storage import atomic_path, publish_folder
 
 MARKER = "mini_mbeir.json"

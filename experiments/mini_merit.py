@@ -17,8 +17,10 @@ import numpy as np
 from made import check_queries, is_made, write_settings
 from PIL import Image
 
-from conjoin.data.emoji.sample import EMOJI_STYLES, GENDER_WORDS, EmojiConcept, emoji_concepts, load_emoji, name_words
-from conjoin.data.merit import PRODUCT_FEATURES, query_file
+from conjoin import load_emoji
+from conjoin.data import PRODUCT_FEATURES, emoji_concepts
+from conjoin.data.emoji.sample import EMOJI_STYLES, GENDER_WORDS, EmojiConcept, name_words
+from conjoin.data.merit import query_file
 from conjoin.progress import progress
 from conjoin.storage import publish_folder, write_text
 

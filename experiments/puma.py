@@ -29,14 +29,14 @@ from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
+from conjoin import MllmRetrieverModel, PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 from conjoin.data import MbeirTraining, QueryTable, emoji_concepts
 from conjoin.evaluation import EvaluateOptions, evaluate_cells
 from conjoin.evaluation.tasks.mbeir import MbeirOptions, mbeir_cells
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
-from conjoin.trainers.peft import merge_lora
-from conjoin.trainers.puma import TAUGHT, PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
+from conjoin.trainers import merge_lora
+from conjoin.trainers.puma import TAUGHT
 
 WORK = Path("runs/claims/puma")
 DATASETS = ("visualnews", "nights", "webqa")

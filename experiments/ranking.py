@@ -23,7 +23,7 @@ from stamps import read_stamps
 
 from conjoin import encode_collection, load_encoder
 from conjoin.constants import RANKINGS
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing import parse_items
 from conjoin.retrieval import Collection, ItemEncoder, rank_items
 
 Query = tuple[str, str, list[set[str]]]

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from conjoin import JointEncoderModel
 from conjoin.data import load_triplets
 from conjoin.evaluation import best_ranks, triplet_wins
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval import ModelIdentity
 from conjoin.trainers import CachedFeatures, collate_features
 
 VIEWS = ("image", "text", "fused")

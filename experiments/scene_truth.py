@@ -12,7 +12,7 @@ from scenes import PRIVATE, SHARED, shared_patches, shared_tokens
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin import JointEncoderModel
 from conjoin.trainers import CachedFeatures, collate_features
 from conjoin.trainers.solar_explain import heat_map, masked_picture, relative, warmth
 from conjoin.trainers.solar_masks import align, fit_threshold, pair_tokens, window_scores

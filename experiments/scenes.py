@@ -24,8 +24,8 @@ from made import is_made, made_with, write_settings
 from numpy.typing import NDArray
 from PIL import Image
 
-from conjoin.data.emoji.sample import EMOJI_STYLES, EmojiConcept, draw_svg, emoji_concepts, emoji_drawings, name_words
-from conjoin.data.generate.construction.symmetric import EDITS
+from conjoin.data import EDITS, emoji_concepts
+from conjoin.data.emoji.sample import EMOJI_STYLES, EmojiConcept, draw_svg, emoji_drawings, name_words
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, publish_folder, text_digest, write_text
 

@@ -31,12 +31,12 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from conjoin import MllmRetrieverModel
 from conjoin.data import SAMPLE_VISION_LAYER, load_emoji, load_sample_vision_tower, sample_image_processor
 from conjoin.data.emoji.sample import wheel_folder
 from conjoin.evaluation import best_ranks
 from conjoin.hub.build import mllm_model, mllm_processor, retriever_template
 from conjoin.losses import gather_rows, symmetric_info_nce
-from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
 SIZE, POOLED = 98, 2

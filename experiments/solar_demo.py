@@ -18,9 +18,9 @@ from solar_demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 from torch import Tensor
 from transformers.utils import logging
 
+from conjoin import JointEncoderModel
 from conjoin.data import DataArguments, load_pairs
 from conjoin.evaluation import Results, format_table
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection import check_place
 from conjoin.trainers import CachedFeatures, RetrievalTrainer, load_recipe, recipe_folder, train

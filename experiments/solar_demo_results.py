@@ -13,6 +13,7 @@ from scene_features import Outcomes, SceneTriplets, Vectors, embed_features, tow
 from scene_truth import draw_scene_scores, score_intersection, score_scenes
 from torch import Tensor
 
+from conjoin import JointEncoderModel, SolarStage1Config
 from conjoin.evaluation import (
     Curve,
     Example,
@@ -27,10 +28,8 @@ from conjoin.evaluation import (
     score_ranks,
 )
 from conjoin.evaluation.results import TableRow
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.trainers import CachedFeatures, RetrievalTrainer
-from conjoin.trainers.solar import SolarStage1Config
 
 BASELINE, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
 TOWERS = "towers, score fusion"

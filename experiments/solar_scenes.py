@@ -16,8 +16,8 @@ from scenes import NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
 from torch import Tensor
 from transformers.utils import logging
 
+from conjoin import JointEncoderModel
 from conjoin.data import EpochRows, augment_image, load_pairs
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.trainers import CachedFeatures, load_recipe
 

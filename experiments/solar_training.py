@@ -24,21 +24,15 @@ from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions
 from torch import Tensor, nn
 from transformers import PrinterCallback
 
+from conjoin import JointEncoderModel, SolarStage1Trainer, SolarStage2Trainer
 from conjoin.constants import SOLAR_HEADS
 from conjoin.data import PairCollator
 from conjoin.losses import AlignmentTerms
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, load_mined, mine_hard_negatives
 from conjoin.retrieval.mining import NEGATIVES_FILE, write_mined
 from conjoin.storage import atomic_path, write_text
 from conjoin.trainers import ContrastiveTrainer, GclTrainer, RetrievalTrainer, merge_lora
-from conjoin.trainers.solar import (
-    ProjectionHeads,
-    SolarStage1Trainer,
-    SolarStage2Collator,
-    SolarStage2Rows,
-    SolarStage2Trainer,
-)
+from conjoin.trainers.solar import ProjectionHeads, SolarStage2Collator, SolarStage2Rows
 from conjoin.trainers.solar_masks import PairTokens, construct_samples
 
 TRAINERS: dict[str, type[RetrievalTrainer]] = {

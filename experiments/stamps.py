@@ -19,7 +19,7 @@ import torch
 from common import ROOT
 
 from conjoin import load_encoder
-from conjoin.data.row_images import allow_root
+from conjoin.data import allow_root
 from conjoin.evaluation import bootstrap_ci
 from conjoin.trainers import load_recipe, train
 

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from conjoin.evaluation.results import Headline, Metric, Results
+from conjoin import load_encoder
+from conjoin.evaluation import Headline, Metric, Results
 from conjoin.hub import load_model
 from conjoin.hub.card import read_results
-from conjoin.retrieval.load import load_encoder
 from conjoin.storage import model_fingerprint, write_checksums
 from damage import wrong_after_damage
 from tiny_trainers import joint

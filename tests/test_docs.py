@@ -14,10 +14,10 @@ import pytest
 import torch
 import yaml
 
+from conjoin import JointEncoderModel
 from conjoin.cli import main as cli
 from conjoin.hub import export
 from conjoin.hub.build import image_text_processor, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import encode_collection, load_encoder
 from conjoin.trainers import load_recipe
 from tiny_commands import variants

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from conjoin import JointEncoderModel
 from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.serving import Limits

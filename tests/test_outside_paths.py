@@ -4,12 +4,11 @@ import json
 
 import pytest
 
+from conjoin import JointEncoderModel, TokenFusionModel
 from conjoin.cli.main import main
 from conjoin.data import load_pairs
 from conjoin.hub.build import image_text_processor, mllm_processor, score_fusion_model, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing.item_images import load_image
+from conjoin.processing import load_image
 from conjoin.processing.urls import ALLOW_URLS
 from conjoin.retrieval import Collection, encode_collection
 from conjoin.retrieval.pictures import picture_folders

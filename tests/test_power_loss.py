@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from conjoin.evaluation.results import Results
+from conjoin.evaluation import Results
 from conjoin.hub import export
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.mining import write_mined

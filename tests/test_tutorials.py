@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from conjoin import JointEncoderModel
 from conjoin.cli import main as cli
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.hub import export
 from conjoin.hub.build import image_text_processor, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.trainers import load_recipe
 from test_docs import plain_commands
 from tiny_catalogue import products, write_catalogue

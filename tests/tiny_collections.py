@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing import parse_items
 from conjoin.retrieval import Collection, ItemEncoder, encode_collection
 from tiny_encoder import TinyConfig
 

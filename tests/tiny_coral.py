@@ -5,9 +5,9 @@ from peft import LoraConfig
 from PIL import Image as PilImage
 from torch.utils.data import Dataset
 
+from conjoin import CoralConfig, CoralTrainer
 from conjoin.hub.build import mllm_model, mllm_processor
-from conjoin.trainers.coral import CoralConfig, CoralTrainer
-from conjoin.trainers.peft import add_adapters
+from conjoin.trainers import add_adapters
 from tiny_training import SETTINGS, built_once
 
 LANGUAGE_MODEL = r".*language_model\..*_proj"

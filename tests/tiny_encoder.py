@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from conjoin.processing import ItemError
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing import ItemError, parse_items
 from conjoin.retrieval import ItemEncoder, encode_collection
 
 

@@ -1,7 +1,7 @@
 """A tiny model of each kind of the package with its processor."""
 
+from conjoin import TokenFusionModel
 from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, score_fusion_model, towers_model
-from conjoin.models.token_fusion import TokenFusionModel
 from tiny_training import make_encoder
 
 

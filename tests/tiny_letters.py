@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing import parse_items
 from conjoin.retrieval import ItemEncoder
 
 

@@ -8,9 +8,9 @@ from peft import LoraConfig
 from PIL import Image as PilImage
 from torch.utils.data import Dataset as TorchDataset
 
+from conjoin import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 from conjoin.hub.build import mllm_model, mllm_processor
-from conjoin.trainers.peft import add_adapters
-from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
+from conjoin.trainers import add_adapters
 from tiny_training import built_once, make_trainer as make_any_trainer
 
 METHODS = {"puma_stage2": (PumaStage2Config, PumaStage2Trainer), "puma_stage1": (PumaStage1Config, PumaStage1Trainer)}

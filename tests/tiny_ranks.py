@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from conjoin.retrieval import encode, encode_collection
-from conjoin.retrieval.encode import launched_processes
+from conjoin.retrieval import encode, encode_collection, launched_processes
 from tiny_encoder import tiny_encoder, tiny_rows
 
 CHUNK = 2

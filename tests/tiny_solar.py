@@ -3,13 +3,8 @@
 import torch
 from PIL import ImageOps
 
-from conjoin.trainers.solar import (
-    SolarStage1Config,
-    SolarStage1Trainer,
-    SolarStage2Config,
-    SolarStage2Rows,
-    SolarStage2Trainer,
-)
+from conjoin import SolarStage1Config, SolarStage1Trainer, SolarStage2Config, SolarStage2Trainer
+from conjoin.trainers.solar import SolarStage2Rows
 from conjoin.trainers.solar_masks import ConstructedSamples
 from tiny_training import SETTINGS, make_encoder, make_rows, without_dropout
 

@@ -8,10 +8,15 @@ import yaml
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as PilImage
 
+from conjoin import (
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    GclConfig,
+    GclTrainer,
+    JointEncoderModel,
+    QueryContrastiveTrainer,
+)
 from conjoin.hub.build import image_text_processor, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer, QueryContrastiveTrainer
-from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.gradient_cache import cached_backward, total_loss
 
 FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 import conjoin
+from conjoin import load_recipe
 from conjoin.cli.main import main
 from conjoin.data import TableColumns, guess_columns, load_pairs
 from conjoin.data.pair_sources import open_source
 from conjoin.evaluation.tasks.pairs import PairsOptions, pairs_cells
 from conjoin.retrieval import Collection, load_mined
-from conjoin.trainers.recipe import load_recipe
 from tiny_training import write_recipe
 
 STAMPS = Path("/usr/share/tuxpaint/stamps")

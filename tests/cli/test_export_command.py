@@ -8,10 +8,10 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
+from conjoin import JointEncoderModel
 from conjoin.cli.main import main
 from conjoin.hub import export, load_model
 from conjoin.hub.build import image_text_processor, mllm_model, mllm_processor, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import load_encoder
 
 

@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoProcessor
 
+from conjoin import RetrievalConfig, RetrievalTrainer
 from conjoin.cli.main import main
 from conjoin.storage import locked
-from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
 from tiny_training import write_pairs, write_recipe
 
 

@@ -9,7 +9,7 @@ from transformers import BatchFeature
 
 from conjoin.data import PairCollator
 from conjoin.data.training_rows import positives_of
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing import parse_items
 
 
 class Processor:

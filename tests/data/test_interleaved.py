@@ -8,7 +8,7 @@ from PIL import Image
 
 from conjoin.data import PairCollator, RetrievalCollator, load_pairs
 from conjoin.data.row_images import interleave, map_images, plain_text, row_item
-from conjoin.processing.item_inputs import parse_item
+from conjoin.processing import parse_item
 
 COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255), "lime": (0, 255, 0)}
 TEXT = "like <image> a chair, in the colour of <image>\nbut new"

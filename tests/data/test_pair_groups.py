@@ -9,7 +9,7 @@ from PIL import Image
 
 from conjoin.data import PairCollator, load_pairs, name_rows
 from conjoin.data.pairs import join_pairs
-from conjoin.processing.item_inputs import load_image
+from conjoin.processing import load_image
 
 CAPTIONS = {"red": ["a red square", "a red box", "red"], "green": ["green"], "blue": ["a blue square", "blue"]}
 PAIRS = [("red#0", "a red square"), ("red#1", "a red box"), ("red#2", "red"), ("green", "green")]

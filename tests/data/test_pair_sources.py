@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_pairs
-from conjoin.processing.item_inputs import load_image
+from conjoin.processing import load_image
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
 

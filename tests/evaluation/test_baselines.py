@@ -8,13 +8,12 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from conjoin import JointEncoderModel, explain_pair
 from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells
 from conjoin.evaluation.benchmark import baseline_table
 from conjoin.evaluation.readouts import other_encoders
 from conjoin.hub.build import image_text_processor, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import ItemEncoder, load_encoder
-from conjoin.trainers.solar_explain import explain_pair
 from tiny_encoder import tiny_encoder, tiny_rows
 from tiny_letters import count_letters_and_red, letters_encoder
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.evaluation import Cell, EvaluateOptions, Rows, evaluate_cells, make_report
+from conjoin.evaluation import Cell, EvaluateOptions, Rows, Task, evaluate_cells, make_report
 from conjoin.evaluation.sizes import size_tables
-from conjoin.evaluation.tasks import Task
 from tiny_letters import letters_encoder
 
 NAMES = [str(number) for number in range(60)]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from conjoin import ScoreFusionModel
 from conjoin.cli.main import main
 from conjoin.hub import export, export_onnx, load_model, onnx_export
 from conjoin.hub.build import mllm_processor
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.retrieval import ItemEncoder, load_encoder
 
 for library in ("onnx", "onnxruntime", "onnxscript"):

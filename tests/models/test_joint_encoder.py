@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, Dinov2Model
 
-from conjoin.hub.build import from_backbones, towers_model
-from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
+from conjoin import JointEncoderConfig, JointEncoderModel, from_backbones
+from conjoin.hub.build import towers_model
 
 VIEWS = ("image", "text", "fused")
 NAME = "joint dinov2 + bert"

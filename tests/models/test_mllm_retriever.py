@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel, Qwen3VLTextModel
 
+from conjoin import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.hub.build import mllm_model, mllm_processor
-from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
 from tiny_mllms import DEPTH, MLLMS, save_mllm
 
 KEEP = 3

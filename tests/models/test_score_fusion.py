@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel, CLIPModel, SiglipModel
 
+from conjoin import ScoreFusionModel
 from conjoin.hub.build import score_fusion_model
-from conjoin.models.score_fusion import ScoreFusionModel
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_copies_are_their_own(name, build, messages):
 
 def test_a_shared_teacher_still_sees_all_tokens(build, messages, tmp_path):
     """Its deep layers go on from every token's state, also where it is evaluated."""
-    from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
+    from conjoin import PumaStage1Config, PumaStage1Trainer
 
     student, processor = build("qwen2_vl", 2)
     full, _ = build("qwen2_vl", None)

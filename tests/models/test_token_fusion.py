@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel
 
+from conjoin import TokenFusionModel
 from conjoin.hub.build import towers_model
-from conjoin.models.token_fusion import TokenFusionModel
 
 TEXTS = ["a red box", "x", "7 more words"]
 

@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
+from conjoin import JointEncoderModel, MllmRetrieverModel, ScoreFusionModel, TokenFusionModel
 from tiny_mllms import qwen2_vl
 
 SDIST = os.environ.get("TRANSFORMERS_SDIST")

@@ -1,8 +1,7 @@
 """The models under test, by name."""
 
+from conjoin import JointEncoderModel, TokenFusionModel
 from conjoin.hub.build import score_fusion_model, towers_model
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.token_fusion import TokenFusionModel
 
 
 def joint(vision, text, **config):

@@ -5,10 +5,9 @@ import torch
 from PIL import Image
 
 from conjoin.hub.build import image_text_processor, mllm_processor
-from conjoin.processing import ImageTextProcessor
+from conjoin.processing import ImageTextProcessor, load_image, parse_item
 from conjoin.processing.input_types import INPUT_TYPES, apply_input_type
-from conjoin.processing.item_images import concatenate_images, load_image
-from conjoin.processing.item_inputs import parse_item
+from conjoin.processing.item_images import concatenate_images
 from conjoin.processing.item_pixels import PictureReader
 
 RED, GREEN, BLUE = (

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from conjoin.processing.item_inputs import Item, SystemText, parse_items
+from conjoin.processing import parse_items
+from conjoin.processing.item_inputs import Item, SystemText
 from hostile import encoded
 
 RED = (255, 0, 0)

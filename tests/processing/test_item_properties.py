@@ -8,8 +8,8 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
+from conjoin.processing import parse_item
 from conjoin.processing.input_types import apply_input_type
-from conjoin.processing.item_inputs import parse_item
 
 PICTURE = Image.new("RGB", (3, 2), "red")
 VALUES = st.recursive(

@@ -8,8 +8,7 @@ import yaml
 from PIL import Image
 
 from conjoin.cli.main import main
-from conjoin.push.model import model_upload
-from conjoin.push.space import space_upload
+from conjoin.push import model_upload, space_upload
 from conjoin.retrieval import Collection, encode_collection, load_encoder
 from conjoin.retrieval.pictures import read_picture
 from conjoin.serving.searcher import Searcher

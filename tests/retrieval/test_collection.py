@@ -6,8 +6,7 @@ import datasets
 import numpy as np
 import pytest
 
-from conjoin.retrieval import INDEX_KINDS, Collection, encode_collection, search_items
-from conjoin.retrieval.search import search_exactly
+from conjoin.retrieval import INDEX_KINDS, Collection, encode_collection, search_exactly, search_items
 from tiny_collections import check, clustered, lookup_encoder, lookup_rows, made, naive, names, state, unit
 from tiny_encoder import tiny_encoder, tiny_rows
 

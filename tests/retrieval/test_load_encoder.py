@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin import JointEncoderModel
 from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
 from conjoin.retrieval.search import load_query_encoder
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-from conjoin.processing.item_images import load_image
+from conjoin.processing import load_image
 from conjoin.serving import ItemError, Limits
 from conjoin.serving.limits import TooLargeError, check_where, read_items
 from tiny_serving import LIMITS, png, uri

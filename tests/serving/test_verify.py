@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from PIL import ImageOps
 
 from conjoin.cli.main import main
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing import parse_items
 from conjoin.retrieval import ItemEncoder
 from conjoin.serving import Limits
 from conjoin.serving.endpoint import make_endpoint

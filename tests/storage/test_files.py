@@ -9,8 +9,18 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from conjoin.storage import DamagedError, DiskFullError, check_checksums, write_checksums
-from conjoin.storage.files import TEMPORARY, atomic_path, flush_tree, publish_folder, remove_temporary, write_text
+from conjoin.storage import (
+    TEMPORARY,
+    DamagedError,
+    DiskFullError,
+    atomic_path,
+    check_checksums,
+    flush_tree,
+    publish_folder,
+    write_checksums,
+    write_text,
+)
+from conjoin.storage.files import remove_temporary
 
 
 def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):

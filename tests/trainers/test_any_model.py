@@ -11,9 +11,9 @@ from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
-from conjoin.hub import load_any, load_trainable
+from conjoin import CompressOptions, compress, load_recipe
+from conjoin.hub import load_any, load_trainable, save_model
 from conjoin.hub.sentence_model import SentenceModel, load_tower
-from conjoin.hub.stock import save_model
 from conjoin.retrieval import load_encoder
 from conjoin.trainers import (
     CoralConfig,
@@ -27,10 +27,8 @@ from conjoin.trainers import (
     QueryContrastiveTrainer,
     SolarStage1Config,
     SolarStage1Trainer,
+    build_trainer,
 )
-from conjoin.trainers.compress import CompressOptions, compress
-from conjoin.trainers.recipe import load_recipe
-from conjoin.trainers.runs import build_trainer
 from tiny_any import drop_videos, save_any
 from tiny_training import SETTINGS, make_rows, small_run
 

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from sentence_transformers import SentenceTransformer
 
+from conjoin import CompressOptions, compress
 from conjoin.cli.main import main
 from conjoin.hub import load_embedder, load_model
 from conjoin.push import model_upload
-from conjoin.trainers.compress import DistillationRows, compress
-from conjoin.trainers.compress_options import CompressOptions
+from conjoin.trainers.compress import DistillationRows
 from tiny_embedders import drop_video, save_embedder
 
 

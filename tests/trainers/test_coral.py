@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from conjoin import CoralConfig, CoralTrainer
 from conjoin.losses import info_nce
-from conjoin.trainers.coral import IMAGE, CoralConfig, CoralTrainer, choose_masked
+from conjoin.trainers.coral import IMAGE, choose_masked
 from conjoin.trainers.gradient_cache import total_loss
 from tiny_coral import Products, make_model, make_trainer
 

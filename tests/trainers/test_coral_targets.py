@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from conjoin.trainers.coral import IMAGE, CoralConfig, ReconstructionDecoder, choose_masked, find_language_head
+from conjoin import CoralConfig
+from conjoin.trainers.coral import IMAGE, ReconstructionDecoder, choose_masked, find_language_head
 from tiny_coral import Products, make_model, make_trainer, picture
 from tiny_mllms import MLLMS
 

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForImageTextToText
 from conjoin.cli.main import main
 from conjoin.hub import load_embedder, load_model
 from conjoin.retrieval import load_encoder
-from conjoin.trainers.recipe import recipe_folder
+from conjoin.trainers import recipe_folder
 from tiny_embedders import INSTRUCTION, drop_video, save_embedder
 from tiny_training import small_run
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image as PilImage
 
+from conjoin import JointEncoderModel
 from conjoin.hub.build import image_text_processor, score_fusion_model
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.trainers.features import CachedFeatures, collate_features, precompute
+from conjoin.trainers import CachedFeatures, collate_features, precompute
 from tiny_training import hit_rates, make_encoder, make_rows, make_trainer, without_dropout
 
 VIEWS = ("image", "text", "fused")

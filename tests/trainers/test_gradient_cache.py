@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from conjoin import GclTrainer
 from conjoin.data import PairCollator
-from conjoin.trainers.gcl import GclTrainer
 from conjoin.trainers.gradient_cache import RandomState, split_rows, total_loss
 from tiny_training import cached_step, make_encoder, make_rows, make_trainer, plain_step, without_dropout
 

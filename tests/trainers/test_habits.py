@@ -13,11 +13,17 @@ from peft import LoraConfig
 from PIL import Image
 from transformers import AutoModel, CLIPModel, CLIPProcessor, Trainer, TrainingArguments
 
+from conjoin import (
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    GclConfig,
+    GclTrainer,
+    QueryContrastiveTrainer,
+    RetrievalConfig,
+    RetrievalTrainer,
+)
 from conjoin.data import EpochRows
 from conjoin.losses import info_nce
-from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
-from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer, QueryContrastiveTrainer
-from conjoin.trainers.gcl import GclConfig, GclTrainer
 from tiny_training import SETTINGS, make_encoder, make_rows, without_dropout
 
 

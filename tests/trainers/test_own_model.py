@@ -5,8 +5,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BertModel, CLIPModel, CLIPProcessor, TrainerCallback
 
+from conjoin import ContrastiveConfig, ContrastiveTrainer
 from conjoin.hub import load_model
-from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer
 from tiny_training import SETTINGS, make_rows
 
 ADAPTERS = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["visual_projection"])

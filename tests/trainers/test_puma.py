@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from conjoin import PumaStage1Config, PumaStage2Config
 from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import QueryRows
 from conjoin.hub.build import mllm_model
 from conjoin.losses import info_nce, self_distillation
 from conjoin.models.shortcuts import use_shortcuts
 from conjoin.trainers import puma
-from conjoin.trainers.puma import PumaStage1Config, PumaStage2Config
 from tiny_puma import Instructed, make_student, make_trainer, sentences
 
 KEEP = 2

@@ -8,11 +8,9 @@ import torch
 import yaml
 from peft import LoraConfig
 
+from conjoin import ContrastiveConfig, GclConfig, GclTrainer, load_recipe
 from conjoin.cli.main import main
-from conjoin.trainers.contrastive import ContrastiveConfig
-from conjoin.trainers.gcl import GclConfig, GclTrainer
-from conjoin.trainers.recipe import load_recipe, parse_recipe, recipe_folder
-from conjoin.trainers.runs import build_trainer, run
+from conjoin.trainers import build_trainer, parse_recipe, recipe_folder, run
 from tiny_any import save_any
 from tiny_training import small_run, write_pairs, write_recipe
 

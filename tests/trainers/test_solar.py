@@ -6,6 +6,7 @@ from peft import LoraConfig
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
+from conjoin import SolarStage1Config, SolarStage1Trainer, SolarStage2Config, SolarStage2Trainer
 from conjoin.data import load_pairs
 from conjoin.hub import load_model
 from conjoin.losses import (
@@ -20,13 +21,7 @@ from conjoin.losses import (
 from conjoin.retrieval.mining import write_mined
 from conjoin.trainers import solar
 from conjoin.trainers.gradient_cache import cached_backward, split_rows, total_loss
-from conjoin.trainers.solar import (
-    SolarStage1Config,
-    SolarStage1Trainer,
-    SolarStage2Config,
-    SolarStage2Rows,
-    SolarStage2Trainer,
-)
+from conjoin.trainers.solar import SolarStage2Rows
 from conjoin.trainers.solar_masks import (
     align,
     construct_samples,

@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 
+from conjoin import SolarStage1Config, SolarStage2Config
 from conjoin.losses import multi_positive
 from conjoin.trainers import solar
-from conjoin.trainers.solar import SolarStage1Config, SolarStage2Config
 from tiny_solar import make_stage, move_to
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from transformers import AutoModel
 
+from conjoin import explain_pair
 from conjoin.losses import qda_threshold
 from conjoin.trainers.solar_explain import (
-    explain_pair,
     fit_thresholds,
     heat_map,
     masked_picture,

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from conjoin.losses import LocalScores
-from conjoin.losses.alignment import ScoreStatistics
+from conjoin.losses import LocalScores, ScoreStatistics
 from conjoin.trainers import solar_masks
 from conjoin.trainers.solar_masks import (
     ROLES,

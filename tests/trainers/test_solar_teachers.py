@@ -5,8 +5,9 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPImageProcessorPil, ViTImageProcessorPil
 
+from conjoin import SolarStage1Config, SolarStage1Trainer
 from conjoin.processing import ImageTextProcessor
-from conjoin.trainers.solar import SolarStage1Config, SolarStage1Trainer, split_teacher
+from conjoin.trainers.solar import split_teacher
 from conjoin.trainers.solar_teachers import (
     TeacherCollator,
     Teachers,

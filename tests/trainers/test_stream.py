@@ -10,9 +10,9 @@ import pytest
 from datasets import IterableDataset
 from safetensors.torch import load_file
 
+from conjoin import load_recipe
 from conjoin.data import DataArguments, SkippedFile
-from conjoin.trainers.recipe import load_recipe
-from conjoin.trainers.runs import build_trainer, run
+from conjoin.trainers import build_trainer, run
 from tiny_training import make_encoder, make_rows, make_trainer, small_run, without_dropout, write_pairs, write_recipe
 
 

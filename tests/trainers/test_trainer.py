@@ -6,12 +6,12 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModel
 
+from conjoin import ContrastiveConfig
 from conjoin.data import PairCollator
 from conjoin.evaluation import best_ranks
 from conjoin.losses import gather_rows, gcl_views
-from conjoin.trainers.contrastive import ContrastiveConfig
+from conjoin.trainers import add_adapters, merge_lora
 from conjoin.trainers.gradient_cache import total_loss
-from conjoin.trainers.peft import add_adapters, merge_lora
 from tiny_training import cached_step, hit_rates, make_encoder, make_rows, make_trainer, plain_step, without_dropout
 
 

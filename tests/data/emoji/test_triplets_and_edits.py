@@ -1,8 +1,8 @@
 import pytest
 from emoji_edits import find_edits
 
+from conjoin import symmetric_triplets
 from conjoin.data import TRIPLET_FEATURES, emoji_concepts
-from conjoin.data.emoji.triplets import symmetric_triplets
 
 
 @pytest.fixture

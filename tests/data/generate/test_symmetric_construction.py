@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from conjoin.data import load_triplets
-from conjoin.data.generate.construction.symmetric import EDITS, Edited, construct_symmetric
+from conjoin.data import EDITS, Edited, construct_symmetric, load_triplets
 
 EXAMPLE = run_path(str(Path(__file__).parents[3] / "examples/construct_symmetric.py"))
 COLOURS = ("red", "green", "blue")

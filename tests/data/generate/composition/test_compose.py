@@ -16,7 +16,7 @@ from conjoin.data import (
     merit_queries,
     read_catalogue,
 )
-from conjoin.processing.item_inputs import parse_item
+from conjoin.processing import parse_item
 from tiny_catalogue import products, write_catalogue
 
 LANGUAGES = ("en", "ms", "id", "vi", "th")
