@@ -129,7 +129,7 @@ def test_json_of_mixed_types(tmp_path, streaming):
         assert [row["group"] for row in rows] == ["1", "x", "x", "2.5"]
     (tmp_path / "b.jsonl").write_text(
         '{"text": "a", "kind": "b", "price": 1.299}\n{"text": "c", "kind": 2, "price": "1.299,00"}\n'
-        '{"text": {"en": "d"}, "kind": ["e"], "price": "-"}\n'
+        '{"text": {"en": "d"}, "kind": ["e", "f"], "price": "-"}\n'
     )
     own = datasets.Dataset.from_json(str(tmp_path / "b.jsonl"), cache_dir=str(tmp_path / "own"))
     options = {"columns": ["text=text,kind"], "keep": ["price:number"], "only": "text", "on_error": "skip"}

@@ -346,7 +346,7 @@ class TestSkipped:
         listed = Collection(tmp_path / "it").skipped
         assert [(row.row, row.id) for row in listed] == [(number, f"row/{number}") for number in BAD]
         assert [listed[place].reason for place in (0, 1, 3)] == [
-            "item 'row/1': cannot read the image: 10 bytes of an unknown format",
+            "item 'row/1': cannot read the image: 10 bytes of an unknown format (b'no picture')",
             "row 7: the image is missing",
             "item 'row/10': text is empty or only white space ('  '); leave it out instead",
         ]
