@@ -63,7 +63,9 @@ SAVED = {
 }
 
 
-HALF = [*((kind, torch.bfloat16) for kind in SAVED), ("MLLM retriever", torch.float16), ("CLIP", torch.float16)]
+HALF = [(kind, torch.bfloat16) for kind in SAVED if kind != "ONNX"]
+HALF += [("MLLM retriever", torch.float16), ("CLIP", torch.float16)]
+HALF.append(pytest.param("ONNX", torch.bfloat16, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), HALF)
@@ -121,6 +123,7 @@ print(load_encoder(sys.argv[1], device="cpu").fingerprint)
 """
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_pooler_has_one_fingerprint_in_each_process(tiny_checkpoints, tmp_path):
     """Else a collection is never its model's again: poolers of BERT are often left out."""
     folder = bare("bert")(torch.float32, tmp_path / "m", tiny_checkpoints, {})
