@@ -142,3 +142,13 @@ def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming, ca
     assert row["metadata"] == {"x:number": "as it is"}
     with pytest.raises(ValueError, match="flag is True; expected a number"):
         list(load_pairs(tmp_path / "odd.jsonl", keep=["flag:number"], **options))
+
+
+def test_brackets_and_invisible_letters_of_a_header_do_not_hide_its_name():
+    rows = {
+        "SKU (intern)": ["a-1", "a-2"],
+        "Ti\u00adtle (de)": ["a red mug", "a blue mug"],
+        "other": ["one two", "three four"],
+    }
+    pairs = load_pairs(datasets.Dataset.from_dict(rows), only="text")
+    assert pairs["id"][:] == ["a-1", "a-2"] and pairs["text"][:] == ["a red mug", "a blue mug"]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -124,5 +125,5 @@ def _report(options: Options, collection: "Collection") -> None:
             print(f"skipped {changes.skipped} rows that cannot be used: {Path(out) / 'skipped.jsonl'}")
     print(f"{len(collection)} vectors of {collection.dimension} dimensions in {out}")
     if len(collection) >= _LARGE and not collection.metadata["index"]:
-        print(f"next: conjoin index {out} makes searches faster")
-    print(f"next: conjoin search {out} --{'image' if options.only == 'image' else 'text'} ...")
+        print(f"next: conjoin index {shlex.quote(out)} makes searches faster")
+    print(f"next: conjoin search {shlex.quote(out)} --{'image' if options.only == 'image' else 'text'} ...")

@@ -69,6 +69,8 @@ _LONG = 200
 _ROWS_OF_A_GROUP = 20
 _SEVERAL = re.compile(r"\s|[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Part of a text of several words: a blank, or a letter of Thai, Lao, Khmer, Japanese or Chinese, written without."""
+_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
+"""Soft hyphens and spaces without width, which go."""
 _CODE = re.compile(r"(?=.*\d)(?=.*[^\W\d])[\w./#-]+")
 ROLES = ("image", "text", "id", "group")
 ColumnNames: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
@@ -107,7 +109,7 @@ def clean_name(name: str) -> str:
 
     Lance takes no dot and no backtick: `Price (incl. VAT)` becomes `price_incl_vat`.
     """
-    name = " ".join(html.unescape(name).split())
+    name = " ".join(html.unescape(name).translate(_INVISIBLE).split())
     return plain_name(name.lower()) if {".", "`"} & {*name} else name
 
 
@@ -126,8 +128,13 @@ def clean_names(dataset: Source) -> Source:
 
 
 def matching(names: Iterable[str], available: Collection[str]) -> list[str]:
-    """Return the columns with one of some names, in the order of the names; case is ignored."""
-    known = {plain_name(name): name for name in reversed([*available])}
+    """Return the columns with one of some names, in the order of the names; case is ignored, and so are brackets.
+
+    `SKU (internal)` is a column of the name `sku`, unless another one is.
+    """
+    backwards = [*reversed([*available])]
+    known = {plain_name(re.sub(r"\(.*?\)", " ", name)): name for name in backwards}
+    known |= {plain_name(name): name for name in backwards}
     return [known[name] for name in names if name in known]
 
 

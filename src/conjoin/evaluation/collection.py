@@ -107,7 +107,7 @@ def _read_queries(
         role = "id" if not chosen["id"] else "text"
         raise ValueError(
             f"found no column of {'the right ids' if role == 'id' else 'words or pictures'} among "
-            f"{', '.join(table.column_names)}; name it by columns, {role}=COLUMN"
+            f"{', '.join(table.column_names)}; name it by --columns {role}=COLUMN"
         )
     images = RowImages(folder, image_folders(source, folder))
     items: dict[str, dict[str, Any]] = {}
@@ -138,7 +138,7 @@ def _right_ids(collection: Searchable, cell: Any, name: str) -> list[str]:  # no
         except ValueError:
             continue
         return [str(each) for each in ids]
-    raise ValueError(f"{name}: the collection has no row of the id {cell!r:.80}")
+    raise ValueError(f"{name}: the collection has no row of the id {cell!r:.80}, nor of each of its parts")
 
 
 def _shown(row: dict[str, Any]) -> str:

@@ -249,7 +249,7 @@ function range(name, { least, most }) {
   };
   const end = (key, text, value) => h("input", { type: "number", step: "any", id: `${key}-${name}`, value: chosen[key], placeholder: value == null ? "" : String(Math.round(value * 100) / 100),
     "aria-label": `${label(name)} ${text}`, onchange: event => apply(key, event.target) });
-  const unit = name === settings.price && settings.currency ? ` (${settings.currency})` : "";
+  const unit = name === settings.price && settings.currency && !name.includes(settings.currency) ? ` (${settings.currency})` : "";
   return h("fieldset", { "data-name": name }, h("legend", {}, label(name) + unit), h("div", { class: "range" }, end("least", "from", least), "–", end("most", "to", most)));
 }
 
