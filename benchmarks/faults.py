@@ -9,12 +9,13 @@ import ctypes
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from errno import ECONNRESET, ENOSPC
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ _SECCOMP_EVENT, _ALL_THREADS = 7, 0x40000000
 _REGISTERS = struct.Struct("27Q")
 _ARGUMENTS = (14, 13, 12, 7, 9, 8)  # rdi, rsi, rdx, r10, r8, r9
 _RESULT, _NUMBER = 10, 15  # rax, orig_rax
+_SHUTDOWN = 48
 _CREATES = 0o1100  # O_CREAT, O_TRUNC
 _AT_FDCWD = -100
 _MOST_SECONDS = 300
@@ -91,7 +93,7 @@ class Fault:
     Args:
         number: Of the event, from 0.
         kind: Kill it before, after or halfway through the call (a write of half the bytes); let this and all later
-            calls that need space fail, or what is sent once; send SIGINT; or call `meanwhile` and go on.
+            calls that need space fail, or break the connection that sends; send SIGINT; or call `meanwhile` and go on.
         meanwhile: For `hold`.
     """
 
@@ -157,10 +159,11 @@ def run_traced(
             if fault is not None and len(found.events) - 1 == fault.number:
                 is_full = fault.kind == "full"
                 _strike(fault, child, thread, registers)
-            is_sent = event.path.startswith("socket:")
-            if is_full and (is_sent or CALLS[event.call].grows):
-                error, is_full = (ECONNRESET, False) if is_sent else (ENOSPC, True)
-                registers[_NUMBER], registers[_RESULT] = 2**64 - 1, 2**64 - error
+            if is_full and event.path.startswith("socket:"):  # both ends see that the connection is gone
+                registers[_NUMBER], registers[_ARGUMENTS[1]], is_full = _SHUTDOWN, socket.SHUT_RDWR, False
+                _set_registers(thread, registers)
+            elif is_full and CALLS[event.call].grows:
+                registers[_NUMBER], registers[_RESULT] = 2**64 - 1, 2**64 - ENOSPC
                 _set_registers(thread, registers)
         _ptrace(_CONT, thread)
     found.code = os.waitstatus_to_exitcode(status)

@@ -112,3 +112,11 @@ def test_an_old_checkpoint_stays_until_the_new_one_is_complete(tiny_checkpoints,
     assert trainer.args.save_total_limit == 1
     trainer.train(resume_from_checkpoint="true")
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_what_a_killed_process_left_of_an_old_checkpoint_goes_when_a_run_resumes(tiny_checkpoints, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+    joint(tiny_checkpoints, tmp_path, "gcl", **settings, max_steps=2).train()
+    (tmp_path / "checkpoint-1/optimizer.pt").unlink()  # killed while it removed them
+    joint(tiny_checkpoints, tmp_path, "gcl", **settings, max_steps=3).train(resume_from_checkpoint=True)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]

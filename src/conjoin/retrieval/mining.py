@@ -39,7 +39,7 @@ from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.retrieval.vectors import exact_search
-from conjoin.storage import atomic_path, differences, locked, read_json, reading, write_text
+from conjoin.storage import atomic_path, differences, locked, read_json, reading, remove_temporary, write_text
 
 logger = logging.getLogger(__name__)
 NEGATIVES_FILE = "negatives.parquet"
@@ -254,6 +254,7 @@ def mine_hard_negatives(  # noqa: C901 - it reads top to bottom
             settings |= {} if reranker is None else {"reranker": reranker.fingerprint}
             place = folder / "miners" / miner.name
             place.mkdir(parents=True, exist_ok=True)
+            remove_temporary(place)
             if not (place / "settings.json").is_file():
                 write_text(place / "settings.json", json.dumps(settings))
             elif differing := differences(read_json(place / "settings.json", _REMEDY), settings):

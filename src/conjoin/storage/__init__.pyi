@@ -15,6 +15,7 @@ from .files import (
     read_json as read_json,
     reading as reading,
     reason_of as reason_of,
+    remove_temporary as remove_temporary,
     temporary_path as temporary_path,
     write_checksums as write_checksums,
     write_text as write_text,

@@ -45,7 +45,7 @@ from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.progress import shows_bars
 from conjoin.push import model_upload, push
 from conjoin.storage import FOLDER_CHECKSUMS, write_checksums, write_text, writing
-from conjoin.trainers.checkpoints import check_checkpoint, last_checkpoint
+from conjoin.trainers.checkpoints import check_checkpoint, last_checkpoint, remove_partial
 from conjoin.trainers.features import CachedFeatures, collate_features
 from conjoin.trainers.gradient_cache import RandomState, Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
@@ -702,6 +702,8 @@ class RetrievalTrainer(Trainer):
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)))
         if resume_from_checkpoint and self.args.local_process_index == 0:
             check_checkpoint(resume_from_checkpoint)
+            if self.args.save_total_limit is not None:
+                remove_partial(str(self.args.output_dir))
         modules = [module for module in self.model.modules() if not isinstance(module, Temperature)]
         if not any(each.requires_grad for module in modules for each in module.parameters(recurse=False)):
             raise ValueError(

@@ -1,8 +1,9 @@
 """Checkpoints of training: one is complete once it has its `SHA256SUMS`, which is compared before a run resumes."""
 
+import shutil
 from pathlib import Path
 
-from conjoin.storage import FOLDER_CHECKSUMS, check_checksums
+from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, read_checksums
 
 
 def last_checkpoint(folder: str | Path) -> Path:
@@ -28,3 +29,10 @@ def check_checkpoint(folder: str | Path) -> None:
     if not Path(folder, FOLDER_CHECKSUMS).is_file():
         raise FileNotFoundError(f"no complete checkpoint in {str(folder)!r}: it has no {FOLDER_CHECKSUMS}")
     check_checksums(Path(folder), "resume from an older checkpoint, --resume FOLDER/checkpoint-N, or train again")
+
+
+def remove_partial(folder: str | Path) -> None:
+    """Remove the checkpoints of a folder that a killed process had begun to remove: some of their files are gone."""
+    for listed in Path(folder).glob(f"checkpoint-*/{FOLDER_CHECKSUMS}"):
+        if not all((listed.parent / name).is_file() for name in read_checksums(listed.parent)):
+            shutil.rmtree(listed.parent)
