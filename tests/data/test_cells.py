@@ -164,3 +164,13 @@ def test_texts_are_cleaned_once(tmp_path):
     rows = load_pairs(tmp_path / "a.parquet", only="text", keep=["note"])
     expected = ["Café & bar new", "one two", "5 < 6 & 7 > 3", "a <image> of it", "a\nb"]
     assert rows["text"][:] == expected == [row["note"] for row in rows["metadata"]]
+
+
+def test_html_that_is_not_closed_hides_the_rest_or_stays(tmp_path):
+    """As in a browser; and a million letters of it take no longer than others."""
+    texts = ["a <!-- b", "a <script>b", "a <!doctype b", "a <b", 'a <b "c', *("<!--x", "<script>", '<a "', "<!d")]
+    texts[5:] = [text * 100_000 for text in texts[5:]]
+    datasets.Dataset.from_dict({"id": [*map(str, range(9))], "text": texts}).to_parquet(tmp_path / "a.parquet")
+    rows = load_pairs(tmp_path / "a.parquet", only="text", on_error="skip")
+    assert rows["text"][:5] == ["a", "a", "a", "a <b", 'a <b "c']
+    assert [row["id"] for row in rows if row["problem"]] == ["5", "6", "8"] and rows[7]["text"] == texts[7].strip()

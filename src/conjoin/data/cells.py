@@ -48,8 +48,11 @@ _BLOCKS = (
 )
 _TAGS = dict.fromkeys(_WORDS.split(), "") | dict.fromkeys(_BLOCKS.split(), " ")
 """What stands in a text for each tag of HTML; others, such as `<image>`, are no tags."""
-_TAG = re.compile(rf"""</?({"|".join(_TAGS)})\b(?:"[^"]*"|'[^']*'|[^<>"'])*>""", re.IGNORECASE)
-_HIDDEN = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<!\w[^>]*>", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(rf"""</?({"|".join(_TAGS)})\b(?:"[^"<]*"|'[^'<]*'|[^<>"'])*+>""", re.IGNORECASE)
+_HIDDEN = re.compile(
+    r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)|<!\w[^>]*(?:>|\Z)", re.IGNORECASE | re.DOTALL
+)
+"""What a browser shows nothing of, to the end of the text where it is not closed: so no text takes quadratic time."""
 
 
 def is_missing(value: Any) -> bool:
