@@ -27,10 +27,7 @@ def noisy(items):
 
 @pytest.fixture
 def scores(tmp_path):
-    def score(**which):
-        return evaluate_cells(letters_encoder(noisy), [Cell("numbers", QUERIES, CORPUS, QRELS, **which)], tmp_path)
-
-    return score
+    return evaluate_cells(letters_encoder(noisy), [Cell("numbers", QUERIES, CORPUS, QRELS)], tmp_path)
 
 
 def expected_rate(width, precision, k=5):
@@ -56,7 +53,7 @@ def expected_rate(width, precision, k=5):
 
 
 def test_each_size_finds_what_a_loop_finds(scores):
-    table, curve = size_tables(scores(), 5)
+    table, curve = size_tables(scores, 5)
     assert [row[1] for row in table.rows[::4]] == [128, 64, 32, 16] and [row[2] for row in table.rows[:3]] == [
         512,
         128,
@@ -69,9 +66,11 @@ def test_each_size_finds_what_a_loop_finds(scores):
     assert rates["float32", 128] > rates["float32", 16] and rates["float32", 128] > rates["1 bit", 128]
 
 
-def test_a_cell_that_leaves_candidates_out_does_not_count(scores):
+def test_a_benchmark_without_one_gallery_is_refused_before_anything_is_encoded(tmp_path):
+    cell, encoder = Cell("numbers", QUERIES, CORPUS, QRELS, excluded={"0": ["1"]}), letters_encoder(noisy)
     with pytest.raises(ValueError, match=r"in no cell .* same candidates"):
-        size_tables(scores(excluded={"0": ["1"]}), 5)
+        evaluate_cells(encoder, [cell], tmp_path, EvaluateOptions(sizes=True))
+    assert not encoder.model.rows
 
 
 def test_the_report_has_them_when_asked(tmp_path):

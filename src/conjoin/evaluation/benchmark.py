@@ -38,7 +38,7 @@ from conjoin.evaluation.results import (
     TableRow,
     score_ranks,
 )
-from conjoin.evaluation.sizes import size_tables
+from conjoin.evaluation.sizes import has_one_gallery, size_tables
 from conjoin.evaluation.tasks import Cell, Rows, Task, find_task
 from conjoin.progress import progress
 from conjoin.retrieval import Collection, ItemEncoder, Reranker, encode_collection, rerank, search_exactly
@@ -325,13 +325,15 @@ def evaluate_cells(
         options: How.
 
     Raises:
-        ValueError: There are no cells, a cell has no queries, a query has no right candidate, an item cannot be read
-            (it is named), or a collection in `out` was made with another model.
+        ValueError: There are no cells, or none for `sizes`; a cell has no queries, a query has no right candidate, an
+            item cannot be read (it is named), or a collection in `out` was made with another model.
         FileNotFoundError: An image is missing.
     """
     options = options or EvaluateOptions()
     if not cells:
         raise ValueError("there are no cells to evaluate")
+    if options.sizes and not any(map(has_one_gallery, cells)):
+        raise ValueError("in no cell of this benchmark do all queries search the same candidates: leave out sizes")
     for cell in cells:
         if not cell.qrels:
             raise ValueError(f"{cell.name}: there are no queries")

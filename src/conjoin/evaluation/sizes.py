@@ -8,7 +8,8 @@ import numpy as np
 
 from conjoin.evaluation.metrics import ranks_of_ids
 from conjoin.evaluation.results import Curve, Metric, Table, TableRow
-from conjoin.retrieval.vectors import exact_search
+from conjoin.evaluation.tasks import Cell
+from conjoin.retrieval.vectors import exact_search, truncate
 
 if TYPE_CHECKING:
     from conjoin.evaluation.benchmark import CellScores
@@ -26,19 +27,19 @@ _NOTE = (
 )
 
 
+def has_one_gallery(cell: Cell) -> bool:
+    """Whether all queries of a cell search the same candidates."""
+    return not (cell.excluded or isinstance(cell.candidates, Mapping))
+
+
 def size_tables(scores: Sequence["CellScores"], k: int) -> tuple[Table, Curve]:
     """The hit rate at k by numbers and bits of a vector, and its chart over the bytes.
 
     Args:
-        scores: Of the cells. Those that give each query other candidates are left out.
+        scores: Of the cells. Those without one gallery are left out.
         k: Cut-off.
-
-    Raises:
-        ValueError: No cell is left.
     """
-    cells = [each for each in scores if not (each.cell.excluded or isinstance(each.cell.candidates, Mapping))]
-    if not cells:
-        raise ValueError("in no cell of this benchmark do all queries search the same candidates: leave out sizes")
+    cells = [each for each in scores if has_one_gallery(each.cell)]
     hits: dict[tuple[int, str], list[np.ndarray]] = {}
     for each in cells:
         corpus, among = each.vectors.of(each.cell.corpus), each.cell.candidates
@@ -46,7 +47,7 @@ def size_tables(scores: Sequence["CellScores"], k: int) -> tuple[Table, Curve]:
         gallery, queries = corpus.vectors(names), each.vectors.of(each.cell.queries, "query").vectors(each.ids)
         depth = k + max(map(len, each.cell.qrels.values()))  # a longer tie has k wrong candidates
         for width in (queries.shape[1] >> halving for halving in range(HALVINGS + 1)):
-            asked, whole = _cut(queries, width), _cut(gallery, width)
+            asked, whole = truncate(queries, width), truncate(gallery, width)
             for precision in PRECISIONS:
                 positions, found_scores = _rank(asked, whole, precision, depth, RESCORED * k)
                 ids = [[names[position] for position in row] for row in positions]
@@ -62,12 +63,6 @@ def size_tables(scores: Sequence["CellScores"], k: int) -> tuple[Table, Curve]:
     note = _NOTE.format(count=RESCORED * k, cells=told)
     table = Table("Smaller vectors", ["", "numbers", "bytes", f"R@{k}"], rows, note)
     return table, Curve(f"R@{k} by bytes of a vector", series, "bytes")
-
-
-def _cut(vectors: np.ndarray, width: int) -> np.ndarray:
-    """The first numbers of vectors `(N, D)`, normalised again."""
-    cut = vectors[:, :width].astype(np.float32)
-    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def _rank(

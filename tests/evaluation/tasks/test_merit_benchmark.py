@@ -88,6 +88,8 @@ def test_the_products_of_a_query_can_be_left_out(root, tmp_path):
 
 def test_what_is_wrong_with_first_results(root, tmp_path):
     write_queries(root, [*QUERIES, query("aaa", ["2"], [3], attribute="others")])
+    lines = (root / "queries-test.json").read_text()
+    (root / "queries-test.json").write_text(lines.replace('"brand": "red"', '"brand": ["red", "y"]'))
 
     def shares(**which):
         table = run(root, tmp_path, **which).tables[-1]

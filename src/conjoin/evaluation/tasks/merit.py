@@ -119,22 +119,19 @@ def error_table(scores: "Sequence[CellScores]") -> "list[Table]":
     tables = []
     for each in scores:
         rows: Any = each.cell.queries.rows
-        queries, products = {query.id: query for query in rows.queries}, rows.items.products
-        found: dict[str, list[bool]] = {name: [] for name in ERRORS}
+        queries, products, reasons = {query.id: query for query in rows.queries}, rows.items.products, list[str]()
         for id_, rank, names, points in zip(each.ids, each.ranks, *each.results, strict=True):
             query, first = queries[id_], products[names[int(np.argmax(points))]]
-            asked = {pair for wanted in query.conditions.values() for pair in wanted.items() if pair[0] != OTHERS}
-            reasons = [
+            asked = [pair for wanted in query.conditions.values() for pair in wanted.items() if pair[0] != OTHERS]
+            holds = (
                 rank == 1,
                 first.kind not in {products[pid].kind for pid in query.positives},
                 any(first.attributes.get(name) != value for name, value in asked),
                 True,
-            ]
-            reason = reasons.index(True)
-            for number, name in enumerate(ERRORS):
-                found[name].append(number == reason)
+            )
+            reasons.append(ERRORS[holds.index(True)])
         shares: list[TableRow] = [
-            [name, Metric.from_values(np.array(own, dtype=float))] for name, own in found.items()
+            [name, Metric.from_values([float(reason == name) for reason in reasons])] for name in ERRORS
         ]
         tables.append(Table("First results", ["", "share"], shares, _ERRORS_NOTE))
     return tables
