@@ -102,11 +102,10 @@ class QueryTable(QueryDataset):
         """Return the rows as columns of texts; None if a row has an image, or draws one of several candidates."""
         table = []
         for index in range(len(self)):
-            read, row = self.read(index), self[index]
+            read = self.read(index)
+            row = self.draw(read, index)
             items = [row["query"], row["positive"], *row["negatives"]]
-            is_drawn = len(read.positives) > 1 or len(row["negatives"]) < bool(self.hard_negatives) * len(
-                read.negatives
-            )
+            is_drawn = len(read.positives) > 1 or 0 < self.hard_negatives < len(read.negatives)
             if is_drawn or not all(isinstance(item, dict) and [*item] == ["text"] for item in items):
                 return None
             query, positive, *others = (item["text"] for item in items)

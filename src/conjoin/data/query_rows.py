@@ -88,7 +88,10 @@ class QueryDataset(Dataset[dict[str, Any]]):
         return len(self.positives)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.read(index)
+        return self.draw(self.read(index), index)
+
+    def draw(self, row: QueryRow, index: int) -> dict[str, Any]:
+        """Draw the positive, the negatives and the prompt of a row."""
         count = self.hard_negatives if self.repeats_negatives else min(self.hard_negatives, len(row.negatives))
         positive, *negatives = map(self.candidate, _draw(row.positives, 1) + _draw(row.negatives, count))
         instruction = row.instruction

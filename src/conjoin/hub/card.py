@@ -86,7 +86,8 @@ def render_card(
     parts = [CARDS / f"{kind if kind in MODELS else 'stock'}.md", CARDS / "common.md"]
     links = {name: f"[{name}](https://huggingface.co/datasets/{name})" for name in _hub_ids(trained_on)}
     commits = recipe.get("ran", {}).get("datasets", {})
-    for name, (owner, _, repository) in zip(links, (name.partition("/") for name in links), strict=True):
+    for name in links:
+        owner, _, repository = name.partition("/")
         if commit := commits.get(f"{owner}/{camelcase_to_snakecase(repository)}"):
             links[name] = f"[{name}](https://huggingface.co/datasets/{name}/tree/{commit}) at commit {commit[:7]}"
     return str(
@@ -124,11 +125,8 @@ def _facts(folder: Path, config: dict[str, Any], recipe: dict[str, Any]) -> dict
             count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
     facts: dict[str, Any] = {"parameters": f"{count:,}"}
     if not has_library_card(folder):
-        known, backbone = (
-            AutoConfig.from_pretrained(folder, trust_remote_code=False),
-            config.get("backbone_config", config),
-        )
-        text = known.get_text_config()
+        known = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        text, backbone = known.get_text_config(), config.get("backbone_config", config)
         widths = [known.hidden_size] if known.model_type in MODELS else config.get("matryoshka_dimensions")
         facts["dimensions"] = max(widths or [text.hidden_size])
         facts["layers of the text model"] = text.num_hidden_layers

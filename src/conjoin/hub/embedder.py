@@ -53,11 +53,11 @@ class EmbedderFiles(NamedTuple):
 def _preset(name: str, processor: dict[str, Any], **config: str) -> EmbedderFiles:
     """Return what an embedder would say that reads the last token."""
     files = module_files() | {SETTINGS: sentence_settings() | {"prompts": {}}}
-    # Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
-    marks = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
     parts = [Path(__file__).with_name(f"{part}.jinja") for part in ("images_then_texts", name)]
-    template = f"{{%- set punctuation = {json.dumps(marks, ensure_ascii=False)} -%}}\n"
-    template += "".join(part.read_text(encoding="utf-8") for part in parts)
+    template = "".join(part.read_text(encoding="utf-8") for part in parts)
+    if "punctuation" in template:  # Jinja cannot ask Unicode for it. No plane after the second has any.
+        marks = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
+        template = f"{{%- set punctuation = {json.dumps(marks, ensure_ascii=False)} -%}}\n{template}"
     return EmbedderFiles(files, template, {"readout": "last"} | config, processor)
 
 

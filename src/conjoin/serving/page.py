@@ -49,10 +49,8 @@ def add_page(app: FastAPI, searcher: Searcher, page: Page) -> None:
 
     def settings() -> dict[str, Any]:
         """What the page shows of the collection as it is now."""
-        kinds, schema = (
-            [each.columns.kinds if each.columns else {} for each in sides],
-            getattr(searcher.collection, "schema", None),
-        )
+        kinds = [each.columns.kinds if each.columns else {} for each in sides]
+        schema = getattr(searcher.collection, "schema", None)
         columns = {name: kind for name, kind in kinds[0].items() if all(name in each for each in kinds)}
         columns.pop(page.group_by or "", None)
         numbers = [name for name, kind in columns.items() if kind == "number"]
